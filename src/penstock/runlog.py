@@ -1,0 +1,96 @@
+"""The record of a run: what happened, when, how fast, and why it was chosen so.
+
+In: calls of `RunLog.append` from any stage. Out: `RUN/records.jsonl`, one JSON object a line, only ever appended to.
+`read_records` is for report/: it drops a torn last line (the process was killed while writing it). Costs one small
+write per record; `flush` makes it durable at the borders that matter (phase ends, checkpoints).
+
+Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
+    start       command, version, python, platform, hardware
+    phase       name, status ok|failed, seconds, detail{}
+    choice      name, value, reason
+    data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
+    rows        split, seq_len, rows[{row, documents[], text}]
+    step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position
+    evaluation  step, split, loss, bits_per_byte, tokens, seconds
+    checkpoint  step, path, bytes, seconds
+    sample      step, prompt, text
+    hardware    cpu_percent, memory_bytes, gpu[]
+    event       message            (warnings, resumes, skipped updates)
+    end         status completed|failed|interrupted, message
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from penstock import fs
+
+RECORDS_NAME = "records.jsonl"
+
+__all__ = ["RECORDS_NAME", "Record", "RunLog", "latest_by_step", "read_records"]
+
+Record = dict[str, Any]
+
+
+class RunLog:
+    """Appends records to `RUN/records.jsonl`; a context manager that closes the file."""
+
+    def __init__(self, run_folder: Path) -> None:
+        fs.make_folder(run_folder)
+        self._file = fs.AppendOnlyFile(run_folder / RECORDS_NAME)
+
+    def append(self, kind: str, **fields: Any) -> Record:
+        """Writes one record and returns it."""
+        record = {"kind": kind, "time": round(time.time(), 3), **fields}
+        self._file.write(json.dumps(record, ensure_ascii=True, allow_nan=True).encode() + b"\n")
+        return record
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[dict[str, Any]]:
+        """Times a phase; the caller fills the yielded dict with its figures. A failure is recorded, then raised."""
+        detail: dict[str, Any] = {}
+        started = time.perf_counter()
+        status = "failed"
+        try:
+            yield detail
+            status = "ok"
+        finally:
+            seconds = round(time.perf_counter() - started, 4)
+            self.append("phase", name=name, status=status, seconds=seconds, detail=detail)
+            self.flush()
+
+    def flush(self) -> None:
+        """Makes everything appended so far durable."""
+        self._file.sync()
+
+    def close(self) -> None:
+        """Makes the records durable and closes the file."""
+        self._file.close()
+
+    def __enter__(self) -> RunLog:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+def read_records(run_folder: Path) -> list[Record]:
+    """All whole records of a run, in the order written."""
+    path = run_folder / RECORDS_NAME
+    if not path.exists():
+        return []
+    lines = path.read_bytes().split(b"\n")
+    # What follows the last newline was cut off by a kill; a whole record always ends in one.
+    return [json.loads(line) for line in lines[:-1] if line.startswith(b"{")]
+
+
+def latest_by_step(records: list[Record], kind: str) -> list[Record]:
+    """The records of a kind by step, the last one where a resumed run repeated a step."""
+    by_step = {record["step"]: record for record in records if record["kind"] == kind}
+    return [by_step[step] for step in sorted(by_step)]
