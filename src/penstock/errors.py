@@ -23,6 +23,7 @@ from __future__ import annotations
 import difflib
 import errno
 from collections.abc import Iterable
+from typing import Any
 
 __all__ = [
     "ConfigError",
@@ -49,6 +50,16 @@ class PenstockError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Carries message and hint from a worker process to its parent; the default calls the class without a hint."""
+        return _rebuilt, (type(self), self.message, self.hint)
+
+
+def _rebuilt(kind: type[PenstockError], message: str, hint: str) -> PenstockError:
+    error = kind.__new__(kind)
+    PenstockError.__init__(error, message, hint=hint)  # not the class's own: MissingExtraError takes other arguments
+    return error
 
 
 class InputError(PenstockError):
@@ -108,6 +119,9 @@ _OS_HINTS = {
     errno.EACCES: "check the permissions of that folder, or choose another output folder",
     errno.EPERM: "check the permissions of that folder, or choose another output folder",
     errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096` and run the same command again",
+    errno.ENOLCK: "that file system has no file locks: choose an output folder on a local disk",
+    errno.ENOTSUP: "that file system lacks an operation penstock needs: choose an output folder on a local disk",
+    errno.ENOSYS: "that file system lacks an operation penstock needs: choose an output folder on a local disk",
     errno.EIO: "the disk reported an I/O error: check it (dmesg), then run the same command again",
 }
 
@@ -119,12 +133,14 @@ class DiskError(PenstockError):
     def from_os_error(cls, error: OSError, *, doing: str) -> DiskError:
         """Says which file, what was being done and what the system answered."""
         where = f" {error.filename!r}" if error.filename else ""
-        hint = _OS_HINTS.get(error.errno or 0, "nothing committed was changed; mend the cause and run the command again")
+        hint = _OS_HINTS.get(
+            error.errno or 0, "nothing committed was changed; mend the cause and run the command again"
+        )
         return cls(f"{doing}{where} failed: {error.strerror or error}", hint=hint)
 
 
 def nearest_first(name: str, known: Iterable[str]) -> str:
     """The known names as one string, those most like `name` first: for messages about an unknown name."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=len(names), cutoff=0.4)
+    close = difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=0.4)
     return ", ".join([*close, *(other for other in names if other not in close)])

@@ -4,8 +4,10 @@ A file appears under its final name whole or not at all: it is written beside it
 disk, renamed, and the folder flushed too. `create_if_absent` is the commit: of two writers one wins, and the loser
 learns it. `FolderLock` is a kernel lock, so a dead holder's lock is free at once, whatever its file says.
 
-Every operation that changes the disk passes `_operation`, which tests use to kill the process or to answer with an
-error at the k-th one (`before_operation`). Cost: one fsync per file and one per rename; callers write large files.
+An error before the rename (or link) leaves the old content and no temporary file; the one step after it, flushing the
+folder, can only fail with the new content in place. Every error names the file that was asked for. Every operation that
+changes the disk passes `_operation`, which tests use to kill the process or to answer with an error at the k-th one
+(`before_operation`). Cost: one fsync per file and one per rename; callers write large files.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import errno
 import fcntl
 import json
 import os
+import re
 import secrets
 import shutil
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,18 +41,34 @@ __all__ = [
     "remove_leftovers",
     "remove_tree",
     "replace_tree",
+    "temporary_path",
     "write_atomic",
 ]
 
 TEMPORARY_MARK = ".tmp-"
+# The whole ending, so that a user's own `notes.tmp-old` beside our files is never taken for a leftover.
+_TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_MARK) + r"\d+-[0-9a-f]{8}$")
+
+# What link(2) answers where hard links don't exist: FAT and exFAT EPERM, some network and FUSE mounts the others.
+_NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# What fsync(2) answers where folders can't be flushed (some FUSE and SMB mounts): there is nothing to wait for.
+_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 before_operation: Callable[[str, str], None] | None = None
 """Called with (operation, path) before each change of the disk. Only fault-injection tests set it."""
 
 
-def _operation(name: str, path: Path | str) -> None:
-    if before_operation is not None:
-        before_operation(name, os.fspath(path))
+@contextmanager
+def _operation(name: str, path: Path, *, asked_for: Path | None = None) -> Iterator[None]:
+    """Wraps one change of the disk; an error names `asked_for`, the file the user knows of (default: `path`)."""
+    try:
+        if before_operation is not None:
+            before_operation(name, os.fspath(path))
+        yield
+    except OSError as error:
+        error.filename = os.fspath(asked_for or path)
+        del error.filename2  # rename and link set it: "temporary -> final" says nothing to the user
+        raise
 
 
 @contextmanager
@@ -70,14 +90,13 @@ class _Writer:
 
     def write(self, data: Any) -> None:
         """Writes all of a bytes-like object."""
-        view = memoryview(data).cast("B")
+        view = memoryview(data)
+        if view.nbytes == 0:  # an empty array of two dimensions can't be cast
+            return
+        view = view.cast("B")
         while len(view):
-            _operation("write", self._path)
-            try:
+            with _operation("write", self._path):
                 written = os.write(self._descriptor, view)
-            except OSError as error:
-                error.filename = str(self._path)
-                raise
             self.bytes_written += written
             view = view[written:]
 
@@ -88,10 +107,10 @@ def atomic_file(path: Path) -> Iterator[_Writer]:
     with _temporary_file(path) as (temporary, writer):
         yield writer
     try:
-        _operation("rename", path)
-        os.replace(temporary, path)
+        with _operation("rename", path):
+            os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise
     _sync_folder(path.parent)
 
@@ -103,116 +122,232 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def create_if_absent(path: Path, data: bytes) -> bool:
-    """Makes `data` the content of `path` unless it exists. Returns whether this call created it."""
+    """Makes `data` the content of `path` unless it exists. Returns whether this call created it.
+
+    An error in the last step, flushing the folder, is raised with the file already there: the caller's rerun finds it.
+    """
     with _temporary_file(path) as (temporary, writer):
         writer.write(data)
     try:
-        _operation("link", path)
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
+        try:
+            with _operation("link", path):
+                os.link(temporary, path)
+            created = True
+        except FileExistsError:
+            # A network server that lost its first answer says "exists" about our own link.
+            created = _is_same_file(temporary, path)
+        except OSError as error:
+            if error.errno not in _NO_HARD_LINKS:
+                raise
+            created = _rename_if_absent(temporary, path)
     finally:
-        temporary.unlink(missing_ok=True)
-    _sync_folder(path.parent)
-    return True
+        _discard(temporary)
+    if created:
+        _sync_folder(path.parent)
+    return created
+
+
+def _rename_if_absent(temporary: Path, path: Path) -> bool:
+    """The commit on file systems without hard links: look and rename while holding the folder's kernel lock."""
+    with _open_folder(path.parent) as descriptor:
+        with _operation("lock", path):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # freed by the close, or by our death
+        if os.path.lexists(path):
+            return False
+        with _operation("rename", path):
+            os.rename(temporary, path)
+        return True
+
+
+def temporary_path(path: Path) -> Path:
+    """A name beside `path` that nobody uses and `remove_leftovers` knows."""
+    return path.with_name(f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
 
 
 @contextmanager
 def _temporary_file(path: Path) -> Iterator[tuple[Path, _Writer]]:
-    """A flushed temporary file beside `path`; discarded on any error, a failed fsync included."""
-    temporary = path.with_name(f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
-    _operation("create", temporary)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    """A flushed temporary file beside `path`; discarded on any error, a failed fsync or close included."""
+    temporary = temporary_path(path)
+    with _operation("create", temporary, asked_for=path):
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
-        yield temporary, _Writer(descriptor, path)
-        _operation("fsync", temporary)
-        os.fsync(descriptor)
+        try:
+            yield temporary, _Writer(descriptor, path)
+            with _operation("fsync", temporary, asked_for=path):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        _discard(temporary)
         raise
+
+
+def _discard(temporary: Path) -> None:
+    """Removes a temporary file. If even that fails the first error is the one to tell; the next start cleans up."""
+    with contextlib.suppress(OSError):
+        temporary.unlink(missing_ok=True)
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(one, other)
+    except FileNotFoundError:
+        return False
+
+
+@contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _sync_folder(folder: Path) -> None:
-    _operation("fsync-folder", folder)
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with _operation("fsync-folder", folder), _open_folder(folder) as descriptor:
+        try:
+            os.fsync(descriptor)
+        except OSError as error:
+            if error.errno not in _NO_FOLDER_SYNC:
+                raise
 
 
 def make_folder(path: Path) -> None:
-    """Creates a folder and its parents; the new names are durable."""
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    """Creates a folder and its parents unless they are there; the new names are durable."""
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
     for folder in reversed(missing):
-        _operation("mkdir", folder)
-        folder.mkdir(exist_ok=True)
+        with _operation("mkdir", folder):
+            folder.mkdir(exist_ok=True)  # another process may have been first; a file of that name is an error
         _sync_folder(folder.parent)
 
 
 def remove_file(path: Path) -> None:
     """Removes a file if it is there."""
-    _operation("unlink", path)
-    path.unlink(missing_ok=True)
+    with _operation("unlink", path):
+        path.unlink(missing_ok=True)
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with all that is in it, if it is there."""
-    _operation("remove-tree", path)
-    if path.exists():
-        shutil.rmtree(path)
+    """Removes a folder with all that is in it, if it is there. It vanishes at once: a kill leaves no half of it."""
+    if not os.path.lexists(path):
+        return
+    if path.is_symlink() or not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
+    doomed = path if _TEMPORARY_NAME.search(path.name) else temporary_path(path)
+    if doomed != path:
+        with _operation("rename", path):
+            os.rename(path, doomed)
+    with _operation("remove-tree", doomed, asked_for=path):
+        shutil.rmtree(doomed)
 
 
 def replace_tree(temporary: Path, path: Path) -> None:
-    """Gives a finished folder its final name, which must be free; files in it are already durable."""
+    """Gives a finished folder its final name, which must be free; files in it are already durable.
+
+    Name the folder with `temporary_path`, so that `remove_leftovers` finds it after a kill.
+    """
     _sync_folder(temporary)
-    _operation("rename", path)
-    os.rename(temporary, path)
+    with _operation("rename", path):
+        os.rename(temporary, path)
     _sync_folder(path.parent)
 
 
 def remove_leftovers(folder: Path) -> int:
-    """Removes temporary files that a killed process left below `folder`; returns how many. Call it under the lock."""
+    """Removes the temporary files and folders that a killed process left below `folder`; returns how many.
+
+    Call it under the lock: a live writer's temporary files look the same.
+    """
     count = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            if TEMPORARY_MARK in name:
+    for parent, folders, files in os.walk(folder, onerror=_raise_unless_absent):
+        for name in [name for name in folders if _TEMPORARY_NAME.search(name)]:
+            folders.remove(name)
+            leftover = Path(parent, name)
+            (remove_file if leftover.is_symlink() else remove_tree)(leftover)
+            count += 1
+        for name in files:
+            if _TEMPORARY_NAME.search(name):
                 remove_file(Path(parent, name))
                 count += 1
     return count
 
 
+def _raise_unless_absent(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
 class AppendOnlyFile:
-    """A file that grows by whole lines. A torn last line, left by a kill, is cut off at open."""
+    """A file that grows by whole lines, from one process and any of its threads.
+
+    A torn last line, left by a kill, is cut off at open; one left by a failed write (disk full) at once, or before the
+    next line if that fails too, so that no later line is glued to it. Opening reads the file's last block only.
+    """
+
+    _TAIL_BYTES = 1 << 16
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _operation("create", path)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        content = path.read_bytes()
-        whole = content.rfind(b"\n") + 1
-        if whole != len(content):
-            os.ftruncate(self._descriptor, whole)
+        self._lock = threading.Lock()
+        is_new = not path.exists()
+        with _operation("create", path):
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+        try:
+            self._torn = (self._end_of_last_line(), os.fstat(self._descriptor).st_size)
+            self._cut_torn_line()
+            if is_new:
+                _sync_folder(path.parent)
+        except BaseException:
+            os.close(self._descriptor)
+            raise
 
     def write(self, line: bytes) -> None:
-        """Appends one line in one system call."""
-        _operation("write", self._path)
-        os.write(self._descriptor, line)
+        """Appends one line, newline included: all of it or, with an error, nothing."""
+        with self._lock:
+            self._cut_torn_line()
+            written = 0
+            try:
+                while written < len(line):  # one call, except when the disk fills up in the middle
+                    with _operation("write", self._path):
+                        written += os.write(self._descriptor, memoryview(line)[written:])
+            except BaseException:
+                end = os.lseek(self._descriptor, 0, os.SEEK_CUR)
+                self._torn = (end - written, end)
+                with contextlib.suppress(OSError):  # the first error is the one to tell; the next write cuts again
+                    self._cut_torn_line()
+                raise
 
     def sync(self) -> None:
         """Waits until the lines are on the disk."""
-        _operation("fsync", self._path)
-        os.fsync(self._descriptor)
+        with _operation("fsync", self._path):
+            os.fsync(self._descriptor)
 
     def close(self) -> None:
         """Flushes and closes; closing twice is fine."""
         if self._descriptor >= 0:
-            with contextlib.suppress(OSError):
-                os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
+            try:
+                self.sync()
+            finally:
+                os.close(self._descriptor)
+                self._descriptor = -1
+
+    def _end_of_last_line(self) -> int:
+        end = os.fstat(self._descriptor).st_size
+        while end > 0:
+            start = max(0, end - self._TAIL_BYTES)
+            newline = os.pread(self._descriptor, end - start, start).rfind(b"\n")
+            if newline >= 0:
+                return start + newline + 1
+            end = start
+        return 0
+
+    def _cut_torn_line(self) -> None:
+        start, end = self._torn
+        # The size is looked at again so that a line which another handle has appended since is never cut.
+        if start < end == os.fstat(self._descriptor).st_size:
+            with _operation("truncate", self._path):
+                os.ftruncate(self._descriptor, start)
+        self._torn = (0, 0)
 
 
 def _this_process() -> dict[str, Any]:
@@ -237,8 +372,10 @@ class FolderLock:
     """The right to write into a folder, held by one process at a time.
 
     The lock is the kernel's (flock), so the death of its holder frees it. The file says who holds it, for messages,
-    and is removed at release. What a dead holder left is taken over when it was of this host; a file of another host
-    is refused, because not every network file system carries kernel locks between hosts.
+    and is removed at release. What a dead holder left is taken over when it ran under this kernel (a container started
+    anew has another host name but the same boot id) or on this host; a file of another host is refused, because not
+    every network file system carries kernel locks between hosts. A forked child shares the lock: start worker
+    processes with spawn or forkserver, or a killed holder's orphans keep it.
     """
 
     def __init__(self, path: Path, *, break_lock: bool = False) -> None:
@@ -249,36 +386,58 @@ class FolderLock:
 
     def acquire(self) -> None:
         """Takes the lock or raises `StoreBusyError` naming the holder."""
-        while True:
-            _operation("create", self._path)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                holder = self._holder(descriptor)
-                os.close(descriptor)
-                if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                    raise
-                raise self._busy(holder, hint="wait for it to end, or stop it, and run the command again") from None
-            if self._is_current(descriptor):
-                break
-            os.close(descriptor)  # the holder released and removed the file between our open and our lock
-        holder = self._holder(descriptor)
-        if holder and holder.get("host") != socket.gethostname() and not self._break_lock:
+        descriptor = self._locked_descriptor()
+        try:
+            holder = self._holder(descriptor)
+            if holder and not self._break_lock and not _ran_here(holder):
+                raise self._busy(holder, hint="if that process is dead, run the command again with --break-lock")
+            self._write_holder(descriptor)
+        except BaseException:
             os.close(descriptor)
-            raise self._busy(holder, hint="if that process is dead, run the command again with --break-lock")
+            raise
         self.taken_over_from = holder or None
-        _operation("write", self._path)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
         self._descriptor = descriptor
 
     def release(self) -> None:
         """Removes the lock file and frees the lock; in this order, so that nobody locks a file about to vanish."""
-        if self._descriptor >= 0:
-            self._path.unlink(missing_ok=True)
+        if self._descriptor < 0:
+            return
+        try:
+            if self._is_current(self._descriptor):  # not a successor's, should someone have removed ours by hand
+                remove_file(self._path)
+        finally:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    def _locked_descriptor(self) -> int:
+        while True:
+            with _operation("create", self._path):
+                descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._lock(descriptor)
+                if self._is_current(descriptor):
+                    return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)  # the holder released and removed the file between our open and our lock
+
+    def _lock(self, descriptor: int) -> None:
+        try:
+            with _operation("lock", self._path):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError):  # which of them depends on the system
+            holder = self._holder(descriptor)
+            raise self._busy(holder, hint="wait for it to end, or stop it, and run the command again") from None
+
+    def _write_holder(self, descriptor: int) -> None:
+        try:
+            with _operation("write", self._path):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
+        except BaseException:
+            _discard(self._path)  # ours, and half written
+            raise
 
     def _is_current(self, descriptor: int) -> bool:
         try:
@@ -290,7 +449,7 @@ class FolderLock:
     def _holder(descriptor: int) -> dict[str, Any]:
         try:
             value = json.loads(os.pread(descriptor, 4096, 0) or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return value if isinstance(value, dict) else {}
 
@@ -302,5 +461,14 @@ class FolderLock:
         self.acquire()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
+
+
+def _ran_here(holder: dict[str, Any]) -> bool:
+    """Whether this kernel would still hold the lock if `holder` were alive."""
+    here = _this_process()
+    same_kernel = here["boot_id"] != "" and holder.get("boot_id") == here["boot_id"]
+    return bool(same_kernel or holder.get("host") == here["host"])

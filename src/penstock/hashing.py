@@ -45,8 +45,13 @@ def token_hash(data: Any) -> bytes:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one byte string of a JSON value: sorted keys, no spaces, UTF-8."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    """The one byte string of a JSON value: sorted keys, no spaces, UTF-8.
+
+    NaN and infinities aren't JSON: `ValueError`. File names that aren't UTF-8 reach Python as lone surrogates; they are
+    passed through, so that every name has a digest and `json.loads` gives it back.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return text.encode("utf-8", "surrogatepass")
 
 
 def digest_of(value: Any) -> str:

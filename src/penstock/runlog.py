@@ -24,12 +24,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from penstock import fs
+from penstock.errors import InputError
 
 RECORDS_NAME = "records.jsonl"
 
@@ -56,14 +57,18 @@ class RunLog:
         """Times a phase; the caller fills the yielded dict with its figures. A failure is recorded, then raised."""
         detail: dict[str, Any] = {}
         started = time.perf_counter()
-        status = "failed"
         try:
             yield detail
-            status = "ok"
-        finally:
-            seconds = round(time.perf_counter() - started, 4)
-            self.append("phase", name=name, status=status, seconds=seconds, detail=detail)
-            self.flush()
+        except BaseException:
+            with suppress(OSError):  # a full disk must not hide why the phase failed
+                self._end_phase(name, status="failed", started=started, detail=detail)
+            raise
+        self._end_phase(name, status="ok", started=started, detail=detail)
+
+    def _end_phase(self, name: str, *, status: str, started: float, detail: dict[str, Any]) -> None:
+        seconds = round(time.perf_counter() - started, 4)
+        self.append("phase", name=name, status=status, seconds=seconds, detail=detail)
+        self.flush()
 
     def flush(self) -> None:
         """Makes everything appended so far durable."""
@@ -76,21 +81,44 @@ class RunLog:
     def __enter__(self) -> RunLog:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # While an error is on its way out, a second one from closing must not take its place.
+        with suppress(OSError) if error is not None else nullcontext():
+            self.close()
 
 
 def read_records(run_folder: Path) -> list[Record]:
-    """All whole records of a run, in the order written."""
+    """All whole records of a run, in the order written; a damaged line is an `InputError`."""
     path = run_folder / RECORDS_NAME
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")
     # What follows the last newline was cut off by a kill; a whole record always ends in one.
-    return [json.loads(line) for line in lines[:-1] if line.startswith(b"{")]
+    lines = path.read_bytes().split(b"\n")[:-1]
+    return [_record(line, path=path, number=number) for number, line in enumerate(lines, start=1)]
+
+
+def _record(line: bytes, *, path: Path, number: int) -> Record:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        record = None
+    if isinstance(record, dict):
+        return record
+    raise InputError(
+        f"line {number} of {path} is not a record: met {line[:60]!r}, expected a JSON object",
+        hint=f"the file was damaged or edited; remove that line: sed -i {number}d {path}",
+    )
 
 
 def latest_by_step(records: list[Record], kind: str) -> list[Record]:
-    """The records of a kind by step, the last one where a resumed run repeated a step."""
-    by_step = {record["step"]: record for record in records if record["kind"] == kind}
-    return [by_step[step] for step in sorted(by_step)]
+    """The records of a kind by step, the last one where a resumed run repeated a step.
+
+    One step may have several evaluations (one a split) and samples (one a prompt); each is kept.
+    """
+    latest: dict[tuple[int, str], Record] = {}
+    for record in records:
+        if record.get("kind") == kind:
+            latest[record["step"], repr((record.get("split"), record.get("prompt")))] = record
+    return sorted(latest.values(), key=lambda record: record["step"])

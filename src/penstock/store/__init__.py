@@ -1,0 +1,21 @@
+"""Stage 3: ids <-> disk."""
+
+from penstock.store.prepare import PrepareOptions, PrepareResult, prepare
+from penstock.store.provenance import document_origin, document_text, summary, token_origin
+from penstock.store.reader import Store, list_versions, open_store
+from penstock.store.verify import Problem, verify
+
+__all__ = [
+    "PrepareOptions",
+    "PrepareResult",
+    "Problem",
+    "Store",
+    "document_origin",
+    "document_text",
+    "list_versions",
+    "open_store",
+    "prepare",
+    "summary",
+    "token_origin",
+    "verify",
+]

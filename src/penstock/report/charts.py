@@ -1,0 +1,209 @@
+"""Line charts as inline SVG, drawn without a script.
+
+In: series of points. Out: a `figure` whose drawing follows the width of the page: the axis has a fixed width, the plot
+places things across in percent and down in pixels, so text keeps its size on a phone. Colours come from the page's
+style sheet by class, hence light and dark. A chart of fewer than two points would look broken: it is not drawn, and the
+caller gets a sentence instead. Cost: at most about 800 points a series, whatever the length of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from penstock.report.markup import Markup, joined, tag
+from penstock.report.quantities import compact
+from penstock.report.scales import Point, Scale, scale_over, thinned
+
+__all__ = ["Chart", "Look", "Series", "bar", "chart_figure"]
+
+MOST_POINTS = 800
+MOST_DOTS = 120
+PLOT_UNITS = 1000  # width of the lines' own coordinate system, stretched over the plot
+TOP_PIXELS = 8
+TICK_ROW_PIXELS = 24
+DIGIT_PIXELS = 7.2
+EDGE_SHARE = 0.04
+BARE_SHARE = 0.12
+
+
+class Look(Enum):
+    """How a series is drawn."""
+
+    FAINT = "faint"
+    LINE = "line"
+    DOTS = "dots"
+    AREA = "area"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Points with a name; `tone` is the colour class: train, validation or plain."""
+
+    name: str
+    points: Sequence[Point]
+    look: Look = Look.LINE
+    tone: str = "train"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """What to draw. `readout` is the figure to remember, printed beside the title."""
+
+    title: str
+    subtitle: str
+    description: str
+    readout: str
+    series: Sequence[Series]
+    value_text: Callable[[float], str]
+    height_pixels: int = 180
+    is_log: bool = False
+    from_zero: bool = False
+    high_at_least: float = 0.0
+
+
+def chart_figure(chart: Chart) -> Markup:
+    """The chart, or a sentence where there are not two points to join."""
+    drawn = [one for one in chart.series if any(y is not None for _, y in one.points)]
+    steps = {x for one in drawn for x, y in one.points if y is not None}
+    head = tag("figcaption", _caption(chart), _legend(drawn) if len(drawn) > 1 else Markup(""))
+    if len(steps) < 2:
+        note = "Nothing recorded." if not steps else "One point recorded; a line needs two."
+        return tag("figure", head, tag("p", note, class_="quiet"), class_="chart")
+    values = [y for one in drawn for _, y in one.points if y is not None]
+    down = scale_over(values, is_log=chart.is_log, from_zero=chart.from_zero, high_at_least=chart.high_at_least)
+    across = scale_over(sorted(steps), tight=True)
+    frame = tag("div", _axis(chart, down), _plot(chart, drawn, across=across, down=down), class_="frame")
+    return tag("figure", head, frame, class_="chart")
+
+
+def bar(share: float, *, tone: str = "train") -> Markup:
+    """A horizontal bar, `share` of the width it is given; decoration beside a printed number."""
+    width = min(max(share, 0.0), 1.0) * 100
+    track = tag("rect", width="100%", height=8, rx=4, class_="track")
+    filled = tag("rect", width=f"{width:.2f}%", height=8, rx=4, class_=f"fill {tone}") if width else Markup("")
+    return tag("svg", track, filled, class_="bar", height=8, aria_hidden="true", focusable="false")
+
+
+def _caption(chart: Chart) -> Markup:
+    title = tag("span", tag("strong", chart.title), " ", tag("small", chart.subtitle))
+    return tag("div", title, tag("span", chart.readout, class_="readout"), class_="caption")
+
+
+def _legend(drawn: Sequence[Series]) -> Markup:
+    entries = []
+    for one in drawn:
+        if one.look is Look.DOTS:
+            mark = tag("circle", cx=9, cy=5, r=3.5, class_=f"dot {one.tone}")
+        else:
+            mark = tag("path", d="M0 5H18", class_=f"{one.look.value} {one.tone}")
+        entries.append(tag("li", tag("svg", mark, width=18, height=10, aria_hidden="true"), one.name))
+    return tag("ul", *entries, class_="legend")
+
+
+def _pixel(chart: Chart, down: Scale, value: float) -> float:
+    return round(TOP_PIXELS + chart.height_pixels * (1 - down.share(value)), 1)
+
+
+def _axis(chart: Chart, down: Scale) -> Markup:
+    texts = [chart.value_text(tick) for tick in down.ticks]
+    width = round(max(len(text) for text in texts) * DIGIT_PIXELS + 10)
+    labels = [
+        tag("text", text, x=width - 8, y=_pixel(chart, down, tick), dy="0.32em", text_anchor="end")
+        for text, tick in zip(texts, down.ticks, strict=True)
+    ]
+    return tag("svg", *labels, class_="axis", width=width, height=_total_height(chart), aria_hidden="true")
+
+
+def _total_height(chart: Chart) -> int:
+    return TOP_PIXELS + chart.height_pixels + TICK_ROW_PIXELS
+
+
+def _plot(chart: Chart, drawn: Sequence[Series], *, across: Scale, down: Scale) -> Markup:
+    name = f"chart-{chart.title.lower().replace(' ', '-')}"
+    grid = [
+        tag("line", x1=0, x2="100%", y1=_pixel(chart, down, tick), y2=_pixel(chart, down, tick), class_="grid")
+        for tick in down.ticks
+    ]
+    paths = joined([_lines(chart, one, across=across, down=down) for one in drawn])
+    dots = [_dots(chart, one, across=across, down=down) for one in drawn if one.look is Look.DOTS]
+    # The nested drawing alone is stretched; strokes keep their width by vector-effect, text and dots lie outside it.
+    stretched = tag(
+        "svg",
+        paths,
+        viewBox=f"0 0 {PLOT_UNITS} {_total_height(chart)}",
+        preserveAspectRatio="none",
+        width="100%",
+        height=_total_height(chart),
+        overflow="visible",
+    )
+    return tag(
+        "svg",
+        tag("title", chart.title, id=f"{name}-title"),
+        tag("desc", chart.description, id=f"{name}-desc"),
+        *grid,
+        *_step_labels(chart, across),
+        stretched,
+        *dots,
+        class_="plot",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+        height=_total_height(chart),
+    )
+
+
+def _step_labels(chart: Chart, across: Scale) -> list[Markup]:
+    labels = []
+    # The first step is labelled too where no tick is near: steps are counted from 1, ticks are round.
+    is_bare = not across.ticks or across.share(across.ticks[0]) > BARE_SHARE
+    for tick in (across.low, *across.ticks) if is_bare else across.ticks:
+        share = across.share(tick)
+        anchor = "start" if share < EDGE_SHARE else "end" if share > 1 - EDGE_SHARE else "middle"
+        text = f"{tick:,.0f}" if tick < 1e5 else compact(tick)
+        y = _total_height(chart) - 6
+        labels.append(tag("text", text, x=f"{share * 100:.2f}%", y=y, text_anchor=anchor))
+    return labels
+
+
+def _runs_of_known(points: Sequence[Point]) -> list[list[tuple[float, float]]]:
+    """The points cut where a value is missing: a gap is drawn as a gap."""
+    runs: list[list[tuple[float, float]]] = [[]]
+    for x, y in points:
+        if y is None:
+            runs.append([])
+        else:
+            runs[-1].append((x, y))
+    return [run for run in runs if run]
+
+
+def _lines(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
+    commands = []
+    floor = _pixel(chart, down, down.low)
+    for run in _runs_of_known(thinned(one.points, most=MOST_POINTS)):
+        places = [f"{across.share(x) * PLOT_UNITS:.1f} {_pixel(chart, down, y)}" for x, y in run]
+        if len(places) == 1:
+            places *= 2  # with round caps, a line of no length is a dot
+        path = "M" + "L".join(places)
+        if one.look is Look.AREA:
+            first, last = (f"{across.share(x) * PLOT_UNITS:.1f}" for x in (run[0][0], run[-1][0]))
+            path = f"{path}L{last} {floor}L{first} {floor}Z"
+        commands.append(path)
+    look = "thread" if one.look is Look.DOTS else one.look.value
+    return tag("path", d="".join(commands), class_=f"{look} {one.tone}", vector_effect="non-scaling-stroke")
+
+
+def _dots(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
+    dots = [
+        tag(
+            "circle",
+            tag("title", f"{one.name}, step {x:,.0f}: {chart.value_text(y)}"),
+            cx=f"{across.share(x) * 100:.2f}%",
+            cy=_pixel(chart, down, y),
+            r=3.5,
+            class_=f"dot {one.tone}",
+        )
+        for x, y in thinned(one.points, most=MOST_DOTS)
+        if y is not None
+    ]
+    return joined(dots)

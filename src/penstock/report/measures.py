@@ -1,0 +1,196 @@
+"""Figures derived from a run: rates, medians, losses, epochs, memory.
+
+In: a `Run`. Out: plain numbers and JSON-ready dicts, None where the records hold nothing to derive them from; the
+manifest, the page and the summary all take theirs from here, so that they can't disagree. Cost: linear in the steps,
+plus a sort for medians.
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import Any
+
+from penstock.report.fields import finite, mapping, sequence, whole
+from penstock.report.run import Evaluation, Run, Step
+
+__all__ = [
+    "COLLECTION_INTERVAL_SECONDS",
+    "data_stall_percent",
+    "device_name",
+    "epoch_summaries",
+    "gradient_summary",
+    "hardware_summary",
+    "loss_change",
+    "parameters",
+    "phase_amounts",
+    "timing",
+    "tokens_per_second",
+    "tokens_trained",
+    "validation_split",
+    "validations",
+]
+
+COLLECTION_INTERVAL_SECONDS = 5
+BYTES_PER_MB = 1e6
+
+PARAMETER_NAMES = (
+    "total_steps",
+    "warmup_steps",
+    "epochs",
+    "steps_per_epoch",
+    "batch_size",
+    "micro_batch_size",
+    "gradient_accumulation_steps",
+    "seq_len",
+    "num_sequences",
+    "target_tokens",
+    "parameters",
+    "learning_rate",
+    "weight_decay",
+    "max_grad_norm",
+    "num_workers",
+    "precision",
+    "seed",
+)
+
+
+def parameters(run: Run) -> dict[str, Any]:
+    """The settings trained with. What was used outranks what was asked for: detail, then choices, then the config."""
+    used = dict(run.settings)
+    used.update({choice.name: choice.value for choice in run.choices})
+    for phase in run.phases:
+        used.update(phase.detail)
+    found = {name: used[name] for name in PARAMETER_NAMES if used.get(name) is not None}
+    if "seq_len" not in found and run.rows:
+        found["seq_len"] = run.rows[-1].get("seq_len")
+    return found | {"steps_done": run.steps[-1].step if run.steps else 0}
+
+
+def validation_split(run: Run) -> str | None:
+    """The split whose loss is followed: `val` where it was evaluated, else the one evaluated most often."""
+    splits = [evaluation.split for evaluation in run.evaluations]
+    return "val" if "val" in splits else max(splits, key=splits.count, default=None)
+
+
+def validations(run: Run) -> list[Evaluation]:
+    """The evaluations of that split, by step."""
+    split = validation_split(run)
+    return [evaluation for evaluation in run.evaluations if evaluation.split == split]
+
+
+def loss_change(run: Run) -> tuple[float, float] | None:
+    """First and last finite training loss."""
+    losses = [step.loss for step in run.steps if step.loss is not None]
+    return (losses[0], losses[-1]) if losses else None
+
+
+def tokens_trained(run: Run) -> float:
+    """Real tokens in all steps recorded."""
+    return sum(step.tokens or 0 for step in run.steps)
+
+
+def _timed(run: Run) -> list[tuple[Step, float]]:
+    return [(step, step.seconds) for step in run.steps if step.seconds is not None and step.seconds > 0]
+
+
+def tokens_per_second(run: Run) -> float | None:
+    """Tokens of all timed steps over their seconds; slow first steps included."""
+    seconds = sum(seconds for _, seconds in _timed(run))
+    tokens = sum(step.tokens or 0 for step, _ in _timed(run))
+    return tokens / seconds if seconds and tokens else None
+
+
+def data_stall_percent(run: Run) -> float | None:
+    """The share of step time spent waiting for data."""
+    waited = [(step.data_seconds, seconds) for step, seconds in _timed(run) if step.data_seconds is not None]
+    total_seconds = sum(seconds for _, seconds in waited)
+    return 100 * sum(data_seconds for data_seconds, _ in waited) / total_seconds if total_seconds else None
+
+
+def timing(run: Run) -> dict[str, float | None]:
+    """Speed of the steps; the 95th percentile is the nearest rank."""
+    spread = sorted(seconds for _, seconds in _timed(run))
+    rate_of_steps = [step.tokens / seconds for step, seconds in _timed(run) if step.tokens]
+    return {
+        "tokens_per_second": tokens_per_second(run),
+        "tokens_per_second_median": median(rate_of_steps) if rate_of_steps else None,
+        "step_seconds_median": median(spread) if spread else None,
+        "step_seconds_p95": spread[math.ceil(0.95 * len(spread)) - 1] if spread else None,
+        "data_stall_percent": data_stall_percent(run),
+    }
+
+
+def gradient_summary(run: Run) -> dict[str, float | int | None]:
+    """Largest, median and last gradient norm before clipping."""
+    norms = [step.grad_norm for step in run.steps if step.grad_norm is not None]
+    return {
+        "norm_max": max(norms, default=None),
+        "norm_median": median(norms) if norms else None,
+        "norm_final": norms[-1] if norms else None,
+        "steps_without_finite_loss": sum(step.loss is None for step in run.steps),
+    }
+
+
+def device_name(run: Run) -> str | None:
+    """What the model ran on: the choice named device, else the first GPU, else the processor."""
+    for choice in run.choices:
+        if choice.name == "device":
+            return str(choice.value)
+    gpus = sequence(run.hardware.get("gpus")) or sequence(run.hardware.get("gpu"))
+    if gpus:
+        return str(mapping(gpus[0]).get("name", gpus[0]))
+    name = run.hardware.get("device") or run.hardware.get("cpu")
+    return str(mapping(name).get("name", name)) if name else None
+
+
+def hardware_summary(run: Run) -> dict[str, Any]:
+    """Peaks and means over the hardware samples."""
+    memory = [value for sample in run.hardware_samples if (value := finite(sample.get("memory_bytes"))) is not None]
+    busy = [value for sample in run.hardware_samples if (value := finite(sample.get("cpu_percent"))) is not None]
+    gpus = [mapping(gpu) for sample in run.hardware_samples for gpu in sequence(sample.get("gpu"))]
+    gpu_memory = [value for gpu in gpus if (value := finite(gpu.get("memory_bytes"))) is not None]
+    interval = finite(run.settings.get("collection_interval_seconds"))
+    return {
+        "device": device_name(run),
+        "collection_interval_seconds": interval or COLLECTION_INTERVAL_SECONDS,
+        "samples": len(run.hardware_samples),
+        "peak_memory_mb": max(memory) / BYTES_PER_MB if memory else None,
+        "peak_gpu_memory_mb": max(gpu_memory) / BYTES_PER_MB if gpu_memory else None,
+        "mean_cpu_percent": sum(busy) / len(busy) if busy else None,
+    }
+
+
+def phase_amounts(detail: dict[str, Any]) -> tuple[float | None, float | None]:
+    """Bytes and tokens that a phase's detail counts."""
+    return finite(detail.get("bytes")), finite(detail.get("tokens"))
+
+
+def epoch_summaries(run: Run) -> list[dict[str, Any]]:
+    """One entry for each pass over the rows, the last perhaps unfinished; empty where the row count isn't recorded."""
+    num_rows = whole(parameters(run).get("num_sequences"))
+    if not num_rows or num_rows < 1:
+        return []
+    by_epoch: dict[int, list[Step]] = {}
+    for step in run.steps:
+        if step.position:
+            # A batch may straddle two passes; it counts where its last row lies.
+            by_epoch.setdefault(math.ceil(step.position / num_rows), []).append(step)
+    return [_epoch_summary(run, epoch, steps, num_rows=num_rows) for epoch, steps in sorted(by_epoch.items())]
+
+
+def _epoch_summary(run: Run, epoch: int, steps: list[Step], *, num_rows: int) -> dict[str, Any]:
+    weighed = [(step.loss, step.tokens or 1) for step in steps if step.loss is not None]
+    weight = sum(tokens for _, tokens in weighed)
+    last_step = steps[-1].step
+    seen = [one for one in validations(run) if steps[0].step <= one.step <= last_step]
+    return {
+        "epoch": epoch,
+        "complete": (steps[-1].position or 0) >= epoch * num_rows or last_step != run.steps[-1].step,
+        "first_step": steps[0].step,
+        "last_step": last_step,
+        "mean_train_loss": sum(loss * tokens for loss, tokens in weighed) / weight if weight else None,
+        "val_loss": seen[-1].loss if seen else None,
+        "tokens": sum(step.tokens or 0 for step in steps),
+        "seconds": sum(step.seconds or 0 for step in steps),
+    }

@@ -1,0 +1,299 @@
+"""A run as its records tell it.
+
+In: the records of runlog.py, whole or cut short, of one start or of several (a resumed run starts again in the same
+file). Out: one frozen `Run`, from which manifest, page and summary are written; they read nothing else. Where a resumed
+run repeated a step, a phase or a choice, the last record stands. Cost: one pass per kind over the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import InputError
+from penstock.report.fields import finite, line_of, mapping, whole
+from penstock.runlog import RECORDS_NAME, Record, latest_by_step, read_records
+
+__all__ = ["Checkpoint", "Choice", "Evaluation", "Phase", "Run", "Sample", "Step", "StoreFacts", "read_run_records"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A setting, asked for or chosen, and why."""
+
+    name: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A timed part of the run; `detail` holds what it counted."""
+
+    name: str
+    status: str
+    seconds: float | None
+    detail: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreFacts:
+    """The data trained on."""
+
+    path: str
+    version: int | None
+    digest: str
+    documents: int | None
+    tokens: int | None
+    num_bytes: int | None
+    splits: dict[str, Any]
+    skipped: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One optimiser step. `data_seconds`, the wait for the batch, is part of `seconds`; `position` is rows consumed."""
+
+    step: int
+    loss: float | None
+    learning_rate: float | None
+    grad_norm: float | None
+    tokens: float | None
+    seconds: float | None
+    data_seconds: float | None
+    position: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """The loss on a held-out split."""
+
+    step: int
+    split: str
+    loss: float | None
+    bits_per_byte: float | None
+    tokens: float | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A saved state."""
+
+    step: int
+    path: str
+    num_bytes: int | None
+    seconds: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What the model wrote after a prompt; `text` is without the prompt."""
+
+    step: int
+    prompt: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything the records say."""
+
+    status: str = "interrupted"
+    message: str = ""
+    failed_phase: str | None = None
+    command: str = ""
+    version: str = ""
+    python: str = ""
+    platform: str = ""
+    hardware: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    started: float | None = None
+    seconds: float = 0.0
+    num_starts: int = 0
+    choices: tuple[Choice, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    store: StoreFacts | None = None
+    steps: tuple[Step, ...] = ()
+    evaluations: tuple[Evaluation, ...] = ()
+    checkpoints: tuple[Checkpoint, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    rows: tuple[Record, ...] = ()
+    hardware_samples: tuple[Record, ...] = ()
+    events: tuple[tuple[float | None, str], ...] = ()
+
+    @classmethod
+    def from_records(cls, records: Sequence[Record]) -> Run:
+        """Reads the records; fields that are missing or of another type stay at their empty value."""
+        whole_records = [record for record in records if isinstance(record, dict)]
+        sessions = _sessions(whole_records)
+        start = next((record for record in reversed(whole_records) if record.get("kind") == "start"), {})
+        first_start = sessions[0][0] if sessions else {}
+        return cls(
+            **_outcome(sessions[-1] if sessions else []),
+            command=line_of(start.get("command")),
+            version=line_of(start.get("version")),
+            python=line_of(start.get("python")),
+            platform=line_of(start.get("platform")),
+            hardware=mapping(start.get("hardware")),
+            settings=_settings(whole_records),
+            started=finite(first_start.get("time")),
+            seconds=sum(_session_seconds(session) for session in sessions),
+            num_starts=sum(record.get("kind") == "start" for record in whole_records),
+            choices=tuple(_choices(_of_kind(whole_records, "choice"))),
+            phases=tuple(_phases(_of_kind(whole_records, "phase"))),
+            store=_store(_of_kind(whole_records, "data")),
+            steps=tuple(_step(record) for record in _by_step(whole_records, "step")),
+            evaluations=tuple(_evaluations(_of_kind(whole_records, "evaluation"))),
+            checkpoints=tuple(_checkpoint(record) for record in _by_step(whole_records, "checkpoint")),
+            samples=tuple(_sample(record) for record in _of_kind(whole_records, "sample")),
+            rows=tuple(_of_kind(whole_records, "rows")),
+            hardware_samples=tuple(_of_kind(whole_records, "hardware")),
+            events=tuple((finite(r.get("time")), line_of(r.get("message"))) for r in _of_kind(whole_records, "event")),
+        )
+
+
+def read_run_records(run_folder: Path) -> list[Record]:
+    """The records of a run folder; refuses a folder that holds none, so that no page is written into a wrong place."""
+    path = run_folder / RECORDS_NAME
+    if not path.is_file():
+        hint = "give the folder that `penstock run` or `penstock train` wrote with --out"
+        raise InputError(f"{run_folder} is no run: it holds no {RECORDS_NAME}", hint=hint)
+    try:
+        return read_records(run_folder)
+    except (ValueError, RecursionError) as error:
+        hint = "a line of it was changed after it was written; remove that line and run the command again"
+        raise InputError(f"{path} can't be read: {error}", hint=hint) from error
+
+
+def _of_kind(records: list[Record], kind: str) -> list[Record]:
+    return [record for record in records if record.get("kind") == kind]
+
+
+def _by_step(records: list[Record], kind: str) -> list[Record]:
+    stepped = [record for record in _of_kind(records, kind) if whole(record.get("step")) is not None]
+    return latest_by_step(stepped, kind)
+
+
+def _sessions(records: list[Record]) -> list[list[Record]]:
+    """The records cut before each start: one session for each time the run was started."""
+    sessions: list[list[Record]] = []
+    for record in records:
+        if record.get("kind") == "start" or not sessions:
+            sessions.append([])
+        sessions[-1].append(record)
+    return sessions
+
+
+def _session_seconds(session: list[Record]) -> float:
+    times = [moment for record in session if (moment := finite(record.get("time"))) is not None]
+    return max(times) - times[0] if times else 0.0
+
+
+def _outcome(session: list[Record]) -> dict[str, Any]:
+    """Status, message and failed phase of the last session: an end of an earlier one says nothing about this one."""
+    ends = _of_kind(session, "end")
+    failed = [record for record in _of_kind(session, "phase") if record.get("status") == "failed"]
+    return {
+        "status": line_of(ends[-1].get("status")) if ends else "interrupted",
+        "message": line_of(ends[-1].get("message")) if ends else "",
+        "failed_phase": line_of(failed[-1].get("name")) if failed else None,
+    }
+
+
+def _settings(records: list[Record]) -> dict[str, Any]:
+    """What the configuration asked for: `config` of the start and train records, its sections unfolded."""
+    settings: dict[str, Any] = {}
+    for record in records:
+        if record.get("kind") in ("start", "train"):
+            for name, value in mapping(record.get("config")).items():
+                settings.update(mapping(value) if isinstance(value, dict) else {name: value})
+    return settings
+
+
+def _choices(records: list[Record]) -> list[Choice]:
+    by_name: dict[str, Choice] = {}
+    for record in records:
+        name = line_of(record.get("name"))
+        by_name[name] = Choice(name=name, value=record.get("value"), reason=line_of(record.get("reason")))
+    return list(by_name.values())
+
+
+def _phases(records: list[Record]) -> list[Phase]:
+    by_name: dict[str, Phase] = {}
+    for record in records:
+        name = line_of(record.get("name"))
+        by_name.pop(name, None)  # a repeated phase moves to where it was last done
+        by_name[name] = Phase(
+            name=name,
+            status=line_of(record.get("status")),
+            seconds=finite(record.get("seconds")),
+            detail=mapping(record.get("detail")),
+        )
+    return list(by_name.values())
+
+
+def _store(records: list[Record]) -> StoreFacts | None:
+    if not records:
+        return None
+    record = records[-1]
+    return StoreFacts(
+        path=line_of(record.get("store")),
+        version=whole(record.get("store_version")),
+        digest=line_of(record.get("digest")),
+        documents=whole(record.get("documents")),
+        tokens=whole(record.get("tokens")),
+        num_bytes=whole(record.get("bytes")),
+        splits=mapping(record.get("splits")),
+        skipped=mapping(record.get("skipped")),
+    )
+
+
+def _step(record: Record) -> Step:
+    return Step(
+        step=whole(record["step"]) or 0,
+        loss=finite(record.get("loss")),
+        learning_rate=finite(record.get("learning_rate")),
+        grad_norm=finite(record.get("grad_norm")),
+        tokens=finite(record.get("tokens")),
+        seconds=finite(record.get("seconds")),
+        data_seconds=finite(record.get("data_seconds")),
+        position=whole(record.get("position")),
+    )
+
+
+def _evaluations(records: list[Record]) -> list[Evaluation]:
+    """By step and split: a step may be evaluated on several splits, which `latest_by_step` would merge."""
+    latest: dict[tuple[int, str], Evaluation] = {}
+    for record in records:
+        step, split = whole(record.get("step")), line_of(record.get("split"))
+        if step is not None:
+            latest[step, split] = Evaluation(
+                step=step,
+                split=split,
+                loss=finite(record.get("loss")),
+                bits_per_byte=finite(record.get("bits_per_byte")),
+                tokens=finite(record.get("tokens")),
+                seconds=finite(record.get("seconds")),
+            )
+    return [latest[key] for key in sorted(latest)]
+
+
+def _checkpoint(record: Record) -> Checkpoint:
+    return Checkpoint(
+        step=whole(record["step"]) or 0,
+        path=line_of(record.get("path")),
+        num_bytes=whole(record.get("bytes")),
+        seconds=finite(record.get("seconds")),
+    )
+
+
+def _sample(record: Record) -> Sample:
+    prompt = line_of(record.get("prompt"))
+    return Sample(
+        step=whole(record.get("step")) or 0,
+        prompt=prompt,
+        text=line_of(record.get("text")).removeprefix(prompt),
+    )

@@ -1,0 +1,95 @@
+"""What every source yields: documents, and a tally of what was left out and why.
+
+A document is a key (its identity, the same on every machine), a few facts, and parts. Plain text is one part. A part is
+UTF-8 bytes, of kind text (encoded as ordinary text, whatever it spells) or control (one control token, named by its
+bytes), with or without loss.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+__all__ = ["Document", "Part", "PartKind", "SkipTally", "printable"]
+
+EXAMPLES_PER_REASON = 5
+
+
+class PartKind(Enum):
+    """How a part's bytes become tokens."""
+
+    TEXT = "text"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A stretch of a document."""
+
+    data: bytes
+    kind: PartKind = PartKind.TEXT
+    loss: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """One document as a source read it.
+
+    Attributes:
+        key: identity, unique in a store: source name, then the path in it (then row or commit).
+        group: what the split hashes; documents of one group are never parted.
+        path: where it was read, relative to the source's root; raw bytes, because file names are.
+        byte_start: first byte of the document in that file.
+        byte_end: one past the last byte.
+        language: by file ending; empty where unknown.
+        parts: the content.
+    """
+
+    key: bytes
+    group: bytes
+    path: bytes
+    byte_start: int
+    byte_end: int
+    parts: tuple[Part, ...]
+    language: str = ""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the document is one text part that carries loss throughout."""
+        return len(self.parts) == 1 and self.parts[0].kind is PartKind.TEXT and self.parts[0].loss
+
+
+@dataclass(slots=True)
+class SkipTally:
+    """How many documents were left out for each reason, with the first few as examples."""
+
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, key: bytes) -> None:
+        """Counts one document left out."""
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        shown = self.examples.setdefault(reason, [])
+        if len(shown) < EXAMPLES_PER_REASON:
+            shown.append(printable(key))
+
+    def merge(self, others: Iterable[SkipTally]) -> None:
+        """Adds other tallies; in canonical order, so that the examples kept are the same for any number of workers."""
+        for other in others:
+            for reason, count in other.counts.items():
+                self.counts[reason] = self.counts.get(reason, 0) + count
+                shown = self.examples.setdefault(reason, [])
+                shown.extend(other.examples.get(reason, [])[: EXAMPLES_PER_REASON - len(shown)])
+
+    @property
+    def total(self) -> int:
+        """All documents left out."""
+        return sum(self.counts.values())
+
+
+def printable(name: bytes) -> str:
+    """A file name or key as text that can't move a cursor: undecodable bytes and control characters are escaped."""
+    text = os.fsdecode(name).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)

@@ -1,0 +1,241 @@
+"""Folders and files of text and code.
+
+In: a root path. Out: one document per file, in the byte order of the relative paths, whatever order the file system
+lists them in. Every entry that isn't a folder is a document or is counted under a reason:
+
+    symlink · special (FIFO, socket, device) · hidden · vendored · not-included · excluded · too-large     (unread)
+    unreadable · empty · binary · not-utf8                                                                (after reading)
+
+Symbolic links are never followed; a file that turned into a link or a FIFO since the walk isn't opened. Names are bytes
+throughout. The walk is lazy: memory holds one unit's names and the open folders' listings.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.hashing import strong_hash
+from penstock.sources.document import Document, Part, SkipTally
+from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
+from penstock.sources.source import Unit, UnitText
+
+__all__ = ["FileItem", "FileOptions", "FilesSource"]
+
+DEFAULT_MAX_FILE_BYTES = 16 * 2**20
+
+_Entry = tuple[bytes, "os.DirEntry[bytes]"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """Which files become documents."""
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
+    hidden: bool = False
+    vendored: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FileItem:
+    """One file of a unit: relative path and the size at walk time."""
+
+    path: bytes
+    size: int
+
+
+class FilesSource:
+    """The files below a folder, or one file.
+
+    Args:
+        name: first part of the documents' keys.
+        root: folder or file.
+        options: filters.
+        outside: folder names that are no part of this source at all: neither read nor counted.
+    """
+
+    def __init__(
+        self, *, name: str, root: str, options: FileOptions | None = None, outside: frozenset[bytes] = frozenset()
+    ) -> None:
+        self.name = name
+        self._root = os.fsencode(root)
+        self._options = options or FileOptions()
+        self._outside = outside
+        self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
+
+    @property
+    def location(self) -> str:
+        """Absolute path of the root."""
+        return os.fsdecode(os.path.abspath(self._root))
+
+    def options(self) -> dict[str, Any]:
+        """What decides which documents come out."""
+        chosen = self._options
+        return {
+            "kind": "files",
+            "name": self.name,
+            "rules": RULES_VERSION,
+            "include": list(chosen.include),
+            "exclude": list(chosen.exclude),
+            "max_file_bytes": chosen.max_file_bytes,
+            "hidden": chosen.hidden,
+            "vendored": chosen.vendored,
+        }
+
+    def units(self, unit_bytes: int) -> Iterator[Unit]:
+        """Runs of files of at least `unit_bytes` together, the last one perhaps less."""
+        builder = _UnitBuilder(self.name)
+        for path, entry_stat, reason in self._walk():
+            if reason is not None:
+                builder.skips.add(reason, self._key(path))
+                continue
+            builder.add(path, entry_stat)
+            if builder.input_bytes >= unit_bytes:
+                yield builder.finish()
+                builder = _UnitBuilder(self.name)
+        if builder.items or builder.skips.counts:
+            yield builder.finish()
+
+    def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
+        """Reads each file once; what was read is what is hashed and encoded, even if the file changes meanwhile."""
+        documents: list[Document] = []
+        skips = SkipTally()
+        for item in unit.items:
+            key = self._key(item.path)
+            if wanted is not None and not wanted(key):
+                continue
+            data = self._read_file(item)
+            reason = "unreadable" if data is None else content_problem(data)
+            if data is not None and len(data) > self._options.max_file_bytes:
+                reason = "too-large"  # it grew since the walk
+            if data is None or reason is not None:
+                skips.add(reason or "unreadable", key)
+                continue
+            documents.append(
+                Document(
+                    key=key,
+                    group=key,
+                    path=item.path,
+                    byte_start=0,
+                    byte_end=len(data),
+                    parts=(Part(data=data),),
+                    language=language_of(item.path or self._root),
+                )
+            )
+        return UnitText(documents=documents, skips=skips)
+
+    def _key(self, path: bytes) -> bytes:
+        name = self.name.encode()
+        return name + b"/" + path if path else name
+
+    def _absolute(self, path: bytes) -> bytes:
+        return os.path.join(self._root, path) if path else self._root
+
+    def _read_file(self, item: FileItem) -> bytes | None:
+        """The file's bytes, at most one more than allowed; None when it can't be read as a regular file."""
+        try:
+            descriptor = os.open(self._absolute(item.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        try:
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                return None
+            limit = min(facts.st_size, self._options.max_file_bytes) + 1
+            data = os.read(descriptor, limit)
+            while len(data) < limit and (more := os.read(descriptor, limit - len(data))):
+                data += more
+            return data
+        except OSError:
+            return None
+        finally:
+            os.close(descriptor)
+
+    def _walk(self) -> Iterator[tuple[bytes, os.stat_result, str | None]]:
+        """(relative path, facts, reason to leave it out) of everything that isn't a folder, in byte order of the path."""
+        root_stat = os.lstat(self._root)
+        if not stat.S_ISDIR(root_stat.st_mode):
+            yield b"", root_stat, self._problem(b"", root_stat)
+            return
+        # Each level: an iterator over a sorted listing and the reason inherited from the folder.
+        levels: list[tuple[Iterator[_Entry], str | None]] = [(iter(self._listing(b"")), None)]
+        while levels:
+            listing, inherited = levels[-1]
+            step = next(listing, None)
+            if step is None:
+                levels.pop()
+                continue
+            path, entry = step
+            if entry.is_dir(follow_symlinks=False):
+                try:
+                    listing = iter(self._listing(path))
+                except OSError:
+                    yield path + b"/", entry.stat(follow_symlinks=False), "unreadable"
+                    continue
+                levels.append((listing, inherited or self._folder_problem(entry.name)))
+                continue
+            facts = entry.stat(follow_symlinks=False)
+            yield path, facts, inherited or self._problem(path, facts)
+
+    def _listing(self, folder: bytes) -> list[_Entry]:
+        """A folder's entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in /."""
+        with os.scandir(self._absolute(folder)) as scan:
+            entries = [entry for entry in scan if entry.name not in self._outside]
+        entries.sort(key=lambda entry: entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name)
+        return [(folder + b"/" + entry.name if folder else entry.name, entry) for entry in entries]
+
+    def _folder_problem(self, name: bytes) -> str | None:
+        if not self._options.hidden and name.startswith(b"."):
+            return "hidden"
+        if not self._options.vendored and name in VENDORED_FOLDERS:
+            return "vendored"
+        return None
+
+    def _problem(self, path: bytes, facts: os.stat_result) -> str | None:
+        if stat.S_ISLNK(facts.st_mode):
+            return "symlink"
+        if not stat.S_ISREG(facts.st_mode):
+            return "special"
+        if not self._options.hidden and os.path.basename(path).startswith(b"."):
+            return "hidden"
+        if reason := self._rules.problem(path or os.path.basename(self._root)):
+            return reason
+        if facts.st_size > self._options.max_file_bytes:
+            return "too-large"
+        return None
+
+
+class _UnitBuilder:
+    """Collects files until a unit is full."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self.items: list[FileItem] = []
+        self.skips = SkipTally()
+        self.input_bytes = 0
+        self._newest_change_ns = 0
+        self._facts: list[bytes] = []
+
+    def add(self, path: bytes, facts: os.stat_result) -> None:
+        """Adds a file with the facts that tell whether it changed."""
+        self.items.append(FileItem(path, facts.st_size))
+        self.input_bytes += facts.st_size
+        self._newest_change_ns = max(self._newest_change_ns, facts.st_mtime_ns, facts.st_ctime_ns)
+        numbers = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+        self._facts.append(path + b"\0" + " ".join(map(str, numbers)).encode())
+
+    def finish(self) -> Unit:
+        """The finished unit."""
+        return Unit(
+            source=self._source,
+            items=tuple(self.items),
+            input_bytes=self.input_bytes,
+            skips=self.skips,
+            fingerprint=strong_hash(b"\n".join(self._facts)).hex(),
+            newest_change_ns=self._newest_change_ns,
+        )

@@ -1,0 +1,73 @@
+"""The rules that keep unsuitable files out, each with the name it is counted under.
+
+`RULES_VERSION` goes into the store's options: a change of rules is a change of the digest.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import pathspec
+
+__all__ = ["RULES_VERSION", "PathRules", "content_problem", "language_of"]
+
+RULES_VERSION = 1
+
+VENDORED_FOLDERS = frozenset(
+    [b"node_modules", b"bower_components", b"jspm_packages", b"vendor", b"third_party", b"third-party"]
+    + [b"site-packages", b"dist-packages", b"__pycache__", b"Pods"]
+)
+
+LANGUAGES = {
+    language: extensions.split()
+    for language, extensions in {
+        "c": "c h", "c++": "cc cpp cxx hh hpp hxx", "c#": "cs", "css": "css scss less", "go": "go", "html": "html htm",
+        "java": "java", "javascript": "js jsx mjs cjs", "json": "json", "kotlin": "kt kts", "lua": "lua",
+        "markdown": "md markdown", "perl": "pl pm", "php": "php", "python": "py pyi pyx", "r": "r", "restructuredtext": "rst",
+        "ruby": "rb", "rust": "rs", "scala": "scala", "shell": "sh bash zsh", "sql": "sql", "swift": "swift",
+        "text": "txt", "toml": "toml", "typescript": "ts tsx", "xml": "xml", "yaml": "yaml yml",
+    }.items()
+}  # fmt: skip
+_LANGUAGE_BY_EXTENSION = {
+    extension.encode(): language for language, extensions in LANGUAGES.items() for extension in extensions
+}
+
+
+def language_of(path: bytes) -> str:
+    """The language by file ending, or the empty string."""
+    return _LANGUAGE_BY_EXTENSION.get(path.rpartition(b".")[2].lower(), "")
+
+
+def content_problem(data: bytes) -> str | None:
+    """The reason for which this content isn't text, or None. Costs one pass at memory speed for ASCII."""
+    if not data:
+        return "empty"
+    if b"\0" in data:
+        return "binary"
+    if data.isascii():
+        return None
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return "not-utf8"
+    return None
+
+
+class PathRules:
+    """Include and exclude patterns, in the language of .gitignore, over paths relative to the source's root."""
+
+    def __init__(self, *, include: Sequence[str], exclude: Sequence[str]) -> None:
+        self._include = pathspec.PathSpec.from_lines("gitignore", include) if include else None
+        self._exclude = pathspec.PathSpec.from_lines("gitignore", exclude) if exclude else None
+
+    def problem(self, path: bytes) -> str | None:
+        """The reason for which this path is left out, or None."""
+        if self._include is None and self._exclude is None:
+            return None
+        text = os.fsdecode(path)
+        if self._include is not None and not self._include.match_file(text):
+            return "not-included"
+        if self._exclude is not None and self._exclude.match_file(text):
+            return "excluded"
+        return None

@@ -1,0 +1,82 @@
+"""INPUT words of the command line to sources.
+
+    PATH            a folder or a file, named after its last part
+    NAME=PATH       the same under another name (two inputs may not share one)
+    stdlib:         Python's own standard library, the embedded default: no network, no data needed
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import InputError
+from penstock.sources.files import FileOptions, FilesSource
+from penstock.sources.source import Source
+
+__all__ = ["STANDARD_LIBRARY", "sources_from_inputs"]
+
+STANDARD_LIBRARY = "stdlib:"
+LATER_SCHEMES = ("git", "hf")
+
+
+def sources_from_inputs(inputs: Sequence[str], *, options: FileOptions) -> list[Source]:
+    """The sources that the inputs name, in the order given.
+
+    Raises:
+        InputError: an input is missing, of an unknown kind, or two share a name.
+    """
+    if not inputs:
+        raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
+    sources: list[Source] = []
+    for word in inputs:
+        source = _source(word, options)
+        if any(source.name == other.name for other in sources):
+            raise InputError(
+                f"two inputs are named {source.name!r}; names are part of document keys and must differ",
+                hint=f"name one of them: other={word.rpartition('=')[2]}",
+            )
+        sources.append(source)
+    return sources
+
+
+def _source(word: str, options: FileOptions) -> Source:
+    if word == STANDARD_LIBRARY:
+        return _standard_library(options)
+    scheme = re.match(r"([a-z]{2,}):", word)
+    if scheme and not os.path.lexists(word):
+        known = "it is planned, not built yet" if scheme[1] in LATER_SCHEMES else "no such kind of input"
+        raise InputError(f"input {word!r}: {known}", hint=f"give a folder, a file, or {STANDARD_LIBRARY}")
+    name, separator, path = word.partition("=")
+    if not separator or os.path.lexists(word):
+        name, path = "", word
+    if not os.path.lexists(path):
+        raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
+    # A link given by name is meant; links found inside are not followed.
+    root = os.path.realpath(path)
+    return FilesSource(name=_checked_name(name or os.path.basename(root) or "root"), root=root, options=options)
+
+
+def _checked_name(name: str) -> str:
+    encodable = name.encode("utf-8", "backslashreplace").decode()
+    if "/" in encodable or not encodable.isprintable():
+        raise InputError(f"source name {encodable!r} has a slash or an unprintable character", hint="use NAME=PATH")
+    return encodable
+
+
+def _standard_library(options: FileOptions) -> FilesSource:
+    root = sysconfig.get_path("stdlib")
+    if not Path(root).is_dir():
+        raise InputError(f"this Python has no library folder at {root}", hint="give a folder of text or code instead")
+    include = options.include or ("*.py",)
+    return FilesSource(
+        name="stdlib",
+        root=root,
+        options=dataclasses.replace(options, include=include),
+        # Installed packages lie inside the library's folder but are no part of it.
+        outside=frozenset([b"site-packages", b"dist-packages", b"__pycache__"]),
+    )

@@ -1,0 +1,68 @@
+"""The shape of a source: cut into units by a deterministic rule, each unit read on its own.
+
+A unit is the grain of work, of resume and of parallelism: about 32 MB of input. Units may run in any order on any
+engine. `Unit.fingerprint` says which input bytes a unit stood for (by file facts, not content), so that a unit finished
+before a kill is recognised by the next run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from penstock.sources.document import Document, SkipTally
+
+__all__ = ["DEFAULT_UNIT_BYTES", "Source", "Unit", "UnitText"]
+
+DEFAULT_UNIT_BYTES = 32 * 2**20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unit:
+    """One piece of work.
+
+    Attributes:
+        source: name of the source that made it.
+        items: what to read, in the source's own terms.
+        input_bytes: size of the input, for progress and balance.
+        skips: what the source left out while it walked this stretch, unread.
+        fingerprint: changes when the input of this unit may have changed.
+        newest_change_ns: when the youngest input file last changed, by its own time stamps.
+    """
+
+    source: str
+    items: tuple[Any, ...]
+    input_bytes: int
+    skips: SkipTally = field(default_factory=SkipTally)
+    fingerprint: str
+    newest_change_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitText:
+    """A unit after reading."""
+
+    documents: list[Document]
+    skips: SkipTally
+
+
+class Source(Protocol):
+    """Anything that can be prepared."""
+
+    @property
+    def name(self) -> str:
+        """Unique among the sources of a store; the first part of its documents' keys."""
+
+    @property
+    def location(self) -> str:
+        """Where the bytes lie on this machine; shown to people, never part of a digest."""
+
+    def options(self) -> dict[str, Any]:
+        """The settings that decide which documents come out; part of the store digest."""
+
+    def units(self, unit_bytes: int) -> Iterator[Unit]:
+        """The units, in canonical order."""
+
+    def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
+        """The documents of a unit, in canonical order; with `wanted`, only those whose key it accepts."""

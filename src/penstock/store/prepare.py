@@ -1,0 +1,454 @@
+"""Raw input to a committed version of a store.
+
+    walk -> units -> [read | encode | write] on an engine -> records -> index -> manifest
+
+A pure function of input bytes, tokenizer and options: units, workers, kills and reruns leave no trace in the digest.
+Units that an earlier, killed run finished are taken over; documents that an earlier version holds are not encoded again
+(same content, same tokenizer). The manifest is the commit; before it, readers see the old version and nothing else.
+Memory: `workers + 3` units in flight (about 4 times the unit size each) plus the index (250 bytes per document).
+"""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock import fs
+from penstock.engines import run_units
+from penstock.errors import ConfigError, InputError, NotAStoreError, StoreError
+from penstock.hashing import digest_of, strong_hash, token_hash
+from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
+from penstock.store.index import VersionIndex, build_index
+from penstock.store.layout import (
+    INDEX,
+    LOCK,
+    MANIFESTS,
+    SEGMENTS,
+    TOKENIZERS,
+    WORK,
+    FileEntry,
+    Manifest,
+    SegmentEntry,
+    encode_manifest,
+    file_entry,
+    manifest_name,
+)
+from penstock.store.reader import Store, list_versions, open_store
+from penstock.store.splits import DEFAULT_SPLIT, group_hash, parse_split
+from penstock.store.writer import EncodedUnit, UnitRecord, read_unit_record, write_unit
+from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
+
+__all__ = ["PrepareOptions", "PrepareResult", "Progress", "prepare"]
+
+ENCODE_BATCH_BYTES = 8 * 2**20
+# A file whose time stamp is this close to the moment it was read may have changed again within the clock's grain.
+RACY_NANOSECONDS = 2 * 10**9
+
+Progress = Callable[[int, int], None]
+"""Called with (input bytes done, input bytes in all) after each unit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareOptions:
+    """How to prepare; only `split`, `dedup` and `seed` touch the result."""
+
+    split: str = DEFAULT_SPLIT
+    dedup: str = "exact"
+    seed: int = 0
+    workers: int = 1
+    unit_bytes: int = DEFAULT_UNIT_BYTES
+    vocab_size: int = DEFAULT_VOCAB_SIZE
+    break_lock: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrepareResult:
+    """What was done."""
+
+    store: Path
+    manifest: Manifest
+    seconds: float
+    units: int
+    units_taken_over: int
+    documents_reused: int
+    committed: bool
+    tokenizer_engine: dict[str, Any] = field(default_factory=dict)
+
+
+def prepare(
+    sources: Sequence[Source],
+    out: Path,
+    *,
+    tokenizer: Tokenizer | None = None,
+    options: PrepareOptions | None = None,
+    on_progress: Progress | None = None,
+) -> PrepareResult:
+    """Tokenises the sources into the store at `out` and commits a version.
+
+    Args:
+        sources: what to read.
+        out: an existing store, or a path where one can be made.
+        tokenizer: without one, an existing store keeps its own, and a new one trains a vocabulary on the sources.
+        options: see `PrepareOptions`.
+        on_progress: called after each unit.
+
+    Raises:
+        InputError: there is nothing to prepare.
+        StoreError: `out` is something else, or another process is writing to it.
+        DiskError: the disk is full or refuses; nothing committed is changed.
+    """
+    started = time.perf_counter()
+    options = options or PrepareOptions()
+    if options.dedup not in ("exact", "off"):
+        raise ConfigError(f"--dedup {options.dedup!r} isn't available", hint="choose exact or off")
+    shares = parse_split(options.split)
+    _refuse_foreign_folder(out)
+    units = [(source, unit) for source in sources for unit in source.units(options.unit_bytes)]
+    if not any(unit.items for _, unit in units):
+        raise _nothing_found(sources, [unit.skips for _, unit in units])
+    with fs.fail_as_disk_error(f"writing the store {out}"):
+        is_new = not out.exists()
+        for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK):
+            fs.make_folder(out / folder)
+        with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
+            try:
+                job = _Job(out, sources, tokenizer or _default_tokenizer(out, units, options), shares, options)
+                return job.run(units, started, on_progress)
+            except InputError:
+                if is_new:
+                    fs.remove_tree(out)  # nothing came of it: leave the disk as it was
+                raise
+
+
+class _Job:
+    """One run of `prepare`, under the store's lock."""
+
+    def __init__(
+        self, out: Path, sources: Sequence[Source], tokenizer: Tokenizer, shares: Mapping[str, float], options: PrepareOptions
+    ) -> None:
+        self._out = out
+        self._sources = {source.name: source for source in sources}
+        self._tokenizer = tokenizer
+        self._shares = shares
+        self._options = options
+        versions = list_versions(out)
+        self._previous = open_store(out) if versions else None
+        self._version = (versions[-1] if versions else 0) + 1
+        self._known = _KnownDocuments(self._previous, tokenizer)
+        source_options = [self._sources[name].options() for name in sorted(self._sources)]
+        self._digest_options = {
+            "sources": source_options,
+            "split": {name: f"{share:.12g}" for name, share in shares.items()},
+            "dedup": options.dedup,
+            "seed": options.seed,
+        }
+        # What a unit's record depends on besides its input. The previous version matters because records point into it.
+        previous = self._previous.digest if self._previous else None
+        self._task = digest_of([tokenizer.digest, source_options, options.seed, previous])
+
+    def run(self, units: list[tuple[Source, Unit]], started: float, on_progress: Progress | None) -> PrepareResult:
+        """Everything from the lock to the commit."""
+        fs.remove_leftovers(self._out)
+        taken_over = {self._record_path(unit): record for _, unit in units if (record := self._finished(unit))}
+        self._remove_strangers(taken_over)
+        records = list(self._records([unit for _, unit in units], taken_over, on_progress))
+        if not any(record.documents.num_rows for record in records):
+            raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
+        index = build_index(
+            records,
+            known_segments=self._known.segments,
+            shares=self._shares,
+            sources=sorted(self._sources),
+            dedup=self._options.dedup,
+            tokenizer_digest=self._tokenizer.digest,
+            options=self._digest_options,
+        )
+        committed = self._previous is None or self._previous.digest != index.digest
+        manifest = self._commit(index, records) if committed else self._previous.manifest  # type: ignore[union-attr]
+        self._remove_strangers({})
+        return PrepareResult(
+            store=self._out,
+            manifest=manifest,
+            seconds=time.perf_counter() - started,
+            units=len(units),
+            units_taken_over=len(taken_over),
+            documents_reused=self._known.hits,
+            committed=committed,
+            tokenizer_engine=self._tokenizer.describe_engine(),
+        )
+
+    def _records(
+        self, units: list[Unit], taken_over: Mapping[Path, UnitRecord], on_progress: Progress | None
+    ) -> Iterator[UnitRecord]:
+        """The record of each unit, in order; those taken over are not run."""
+        total = sum(unit.input_bytes for unit in units)
+        done = 0
+        fresh = run_units(
+            [unit for unit in units if self._record_path(unit) not in taken_over],
+            read=lambda unit: (time.time_ns(), self._sources[unit.source].read(unit)),
+            encode=lambda unit, timed_text: self._encode(unit, *timed_text),
+            write=lambda unit, encoded: write_unit(self._out, self._record_path(unit), encoded),
+            workers=self._options.workers,
+        )
+        for unit in units:
+            record = taken_over.get(self._record_path(unit))
+            if record is None:
+                _, record = next(fresh)
+            done += unit.input_bytes
+            if on_progress:
+                on_progress(done, total)
+            yield record
+
+    def _encode(self, unit: Unit, started_ns: int, text: UnitText) -> EncodedUnit:
+        """Ids of a unit's documents, in store width, with begin and end tokens in place."""
+        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
+        pieces: list[npt.NDArray[Any]] = []
+        offset = 0
+        for batch in _batches(text.documents):
+            hashes = [strong_hash(b"".join(part.data for part in document.parts)) for document in batch]
+            known = [self._known.find(document, content) for document, content in zip(batch, hashes, strict=True)]
+            fresh = [document for document, place in zip(batch, known, strict=True) if place is None]
+            payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh)
+            pieces.append(payload)
+            start, new = 0, 0
+            for document, content, place in zip(batch, hashes, known, strict=True):
+                if place is None:
+                    length = lengths[new]
+                    tokens = token_hash(payload[start : start + length])
+                    place = (None, offset + start, length, tokens, loss_runs[new])
+                    start, new = start + length, new + 1
+                self._append_row(columns, unit, document, content, place)
+            offset += payload.size
+        skips = SkipTally()
+        skips.merge([unit.skips, text.skips])
+        payload = np.concatenate(pieces) if pieces else np.empty(0, self._tokenizer.dtype)
+        return EncodedUnit(
+            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=started_ns
+        )
+
+    def _append_row(
+        self, columns: dict[str, list[Any]], unit: Unit, document: Document, content: bytes, place: _Place
+    ) -> None:
+        segment, offset, length, tokens, loss_runs = place
+        row = (
+            document.key,
+            group_hash(document.group, seed=self._options.seed),
+            unit.source,
+            document.path,
+            document.byte_start,
+            document.byte_end,
+            document.language,
+            content,
+            tokens,
+            segment,
+            offset,
+            length,
+            loss_runs,
+        )
+        for name, value in zip(_COLUMNS, row, strict=True):
+            columns[name].append(value)
+
+    def _commit(self, index: VersionIndex, records: Sequence[UnitRecord]) -> Manifest:
+        """Writes index and tokenizer, then the manifest: from there on the version exists."""
+        folder = f"{INDEX}/{self._version:06d}-{index.digest[:12]}"
+        fs.make_folder(self._out / folder)
+        entries = [self._write(f"{folder}/{name}", data) for name, data in index.files().items()]
+        tokenizer_folder = f"{TOKENIZERS}/{self._tokenizer.digest[:16]}"
+        fs.make_folder(self._out / tokenizer_folder)
+        tokenizer_file = self._write(f"{tokenizer_folder}/tokenizer.json", self._tokenizer.spec.source_json)
+        skips = SkipTally()
+        skips.merge(record.skips for record in records)
+        manifest = Manifest(
+            version=self._version,
+            digest=index.digest,
+            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            dtype=self._tokenizer.dtype.str,
+            tokenizer=self._tokenizer.describe(),
+            tokenizer_file=tokenizer_file,
+            options=self._digest_options,
+            sources=[{"name": name, "location": self._sources[name].location} for name in sorted(self._sources)],
+            splits=list(self._shares),
+            counts=index.counts,
+            segments=index.segments,
+            index=entries,
+            num_documents=index.provenance.num_rows,
+            skipped_examples=skips.examples,
+        )
+        if not fs.create_if_absent(self._out / MANIFESTS / manifest_name(self._version), encode_manifest(manifest)):
+            raise StoreError(
+                f"version {self._version} of {self._out} was committed by another process meanwhile",
+                hint="run the command again; it builds on that version",
+            )
+        return manifest
+
+    def _write(self, name: str, data: bytes) -> FileEntry:
+        fs.write_atomic(self._out / name, data)
+        return file_entry(name, data)
+
+    def _record_path(self, unit: Unit) -> Path:
+        return self._out / WORK / f"{digest_of([self._task, unit.source, unit.fingerprint])[:32]}.arrow"
+
+    def _finished(self, unit: Unit) -> UnitRecord | None:
+        """The unit's record, if an earlier run finished it, its input is surely the same and its segments are there."""
+        record = read_unit_record(self._record_path(unit))
+        if record is None or record.started_ns - RACY_NANOSECONDS <= unit.newest_change_ns:
+            return None
+        whole = all(_segment_is_whole(self._out, entry) for entry in record.segments)
+        known = set(self._known.segments) | {entry.name for entry in record.segments}
+        return record if whole and set(record.documents["segment"].unique().to_pylist()) <= known else None
+
+    def _remove_strangers(self, taken_over: Mapping[Path, UnitRecord]) -> None:
+        """Removes what no version and no record taken over refers to: leftovers of killed or superseded runs."""
+        named = {entry.name for record in taken_over.values() for entry in record.segments}
+        index_folders: set[str] = set()
+        for version in list_versions(self._out):
+            manifest = open_store(self._out, version=version).manifest
+            named |= {entry.name for entry in manifest.segments}
+            index_folders |= {Path(entry.name).parts[1] for entry in manifest.index}
+        for path in (self._out / WORK).iterdir():
+            if path not in taken_over:
+                fs.remove_file(path)
+        for path in (self._out / SEGMENTS).iterdir():
+            if path.stem not in named:
+                fs.remove_file(path)
+        for path in (self._out / INDEX).iterdir():
+            if path.name not in index_folders:
+                fs.remove_tree(path)
+
+
+_COLUMNS = (
+    "key", "group_hash", "source", "path", "byte_start", "byte_end", "language", "content_hash", "token_hash",
+    "segment", "offset", "length", "loss_runs",
+)  # fmt: skip
+
+_Place = tuple[str | None, int, int, bytes, list[int] | None]
+"""Where a document's tokens are: (segment or None for the unit's own, offset, length, token hash, loss runs)."""
+
+
+class _KnownDocuments:
+    """The plain documents of the latest version, by content, when its tokenizer is the same."""
+
+    def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
+        self.segments: dict[str, SegmentEntry] = {}
+        self.hits = 0
+        self._places: dict[bytes, _Place] = {}
+        if store is None or store.manifest.tokenizer["digest"] != tokenizer.digest:
+            return
+        names = [entry.name for entry in store.manifest.segments]
+        self.segments = {entry.name: entry for entry in store.manifest.segments}
+        with_runs = set(store.arrays["loss_documents"].tolist())
+        columns = (store.arrays[name].tolist() for name in ("segment", "offset", "length"))
+        contents, tokens = (store.provenance()[name].to_pylist() for name in ("content_hash", "token_hash"))
+        for number, (content, hash_of_tokens, segment, offset, length) in enumerate(zip(contents, tokens, *columns, strict=True)):
+            if number not in with_runs:
+                self._places[content] = (names[segment], offset, length, hash_of_tokens, None)
+
+    def find(self, document: Document, content: bytes) -> _Place | None:
+        """Where the same content was stored before, or None."""
+        place = self._places.get(content) if document.is_plain else None
+        self.hits += place is not None
+        return place
+
+
+def encode_documents(
+    tokenizer: Tokenizer, documents: Sequence[Document]
+) -> tuple[npt.NDArray[Any], list[int], list[list[int] | None]]:
+    """One flat array in store width, each document's length in it, and its loss runs (None: everything carries loss).
+
+    Plain documents are encoded in one native call; the copy that narrows ids to the store's width also makes room for
+    the begin and end tokens, so each token is written once.
+    """
+    plain = [document for document in documents if document.is_plain]
+    ids, borders = tokenizer.encode([document.parts[0].data for document in plain])
+    begin, end = np.array(tokenizer.spec.begin_ids, np.uint32), tokenizer.end_id
+    with_parts = {number: tokenizer.encode_document(d) for number, d in enumerate(documents) if not d.is_plain}
+    around = len(begin) + 1
+    plain_lengths = iter((np.diff(borders) + around).tolist())
+    lengths = [with_parts[n][0].size if n in with_parts else next(plain_lengths) for n in range(len(documents))]
+    payload = np.empty(sum(lengths), tokenizer.dtype)
+    position, read = 0, 0
+    for number, length in enumerate(lengths):
+        room = payload[position : position + length]
+        if number in with_parts:
+            room[:] = with_parts[number][0]
+        else:
+            room[: len(begin)] = begin
+            room[len(begin) : -1] = ids[read : read + length - around]
+            room[-1] = end
+            read += length - around
+        position += length
+    runs = [_flat(with_parts[n][1]) if n in with_parts else None for n in range(len(documents))]
+    return payload, lengths, runs
+
+
+def _flat(runs: npt.NDArray[np.uint32] | None) -> list[int] | None:
+    return None if runs is None else [int(value) for value in runs.reshape(-1)]
+
+
+def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
+    """Runs of documents of about `ENCODE_BATCH_BYTES`: bounds the encoder's 4-byte output."""
+    batch: list[Document] = []
+    size = 0
+    for document in documents:
+        batch.append(document)
+        size += document.byte_end - document.byte_start
+        if size >= ENCODE_BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _default_tokenizer(out: Path, units: list[tuple[Source, Unit]], options: PrepareOptions) -> Tokenizer:
+    """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
+    if list_versions(out):
+        return open_store(out).tokenizer()
+    total = sum(unit.input_bytes for _, unit in units)
+    limit = min(1.0, TRAINING_SAMPLE_BYTES / max(total, 1)) * 2**64
+    ordered = sorted(units, key=lambda pair: pair[0].name)
+
+    def wanted(key: bytes) -> bool:
+        return int.from_bytes(strong_hash(b"vocabulary " + key)[:8], "little") < limit
+
+    texts = (
+        part.data
+        for source, unit in ordered
+        for document in source.read(unit, wanted=wanted).documents
+        for part in document.parts
+    )
+    return train_tokenizer(texts, vocab_size=options.vocab_size)
+
+
+def _segment_is_whole(out: Path, entry: SegmentEntry) -> bool:
+    path = out / SEGMENTS / f"{entry.name}.tokens"
+    blocks = path.with_suffix(".blocks")
+    return path.exists() and path.stat().st_size == entry.bytes and blocks.exists()
+
+
+def _refuse_foreign_folder(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise NotAStoreError(f"output {str(out)!r} is a file, not a store", hint="choose another --out")
+    if out.is_dir() and any(out.iterdir()) and not (out / MANIFESTS).is_dir():
+        raise NotAStoreError(
+            f"output {str(out)!r} is a folder with other things in it, not a store", hint="choose a new or empty --out"
+        )
+
+
+def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> InputError:
+    tally = SkipTally()
+    tally.merge(skips)
+    where = ", ".join(source.location for source in sources)
+    if not tally.total:
+        return InputError(f"no files in {where}", hint="check the path, or name a folder that holds text or code")
+    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
+    return InputError(
+        f"no documents in {where}: {tally.total} files left out ({reasons})",
+        hint="loosen the filters: --include, --exclude, --hidden, --vendored, --max-file-bytes",
+    )

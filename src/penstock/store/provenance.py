@@ -1,0 +1,122 @@
+"""From a token, a document or a stretch of tokens back to the file and bytes it came from.
+
+Token numbers count the kept documents in canonical order, of one split or of all. For byte-level vocabularies a token's
+bytes are the file's bytes (`exact`); otherwise the document's whole range is given with `exact: false`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import StoreError
+from penstock.sources import printable
+from penstock.store.layout import REASONS
+from penstock.store.reader import Store
+from penstock.tokenize import Tokenizer
+
+__all__ = ["DocumentOrigin", "document_origin", "document_text", "summary", "token_origin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DocumentOrigin:
+    """Where a document came from and where it is."""
+
+    document: int
+    key: str
+    source: str
+    file: str
+    byte_start: int
+    byte_end: int
+    language: str
+    split: str
+    status: str
+    tokens: int
+
+
+def summary(store: Store) -> dict[str, Any]:
+    """Counts, splits and tokenizer of a version."""
+    manifest = store.manifest
+    return {
+        "store": str(store.path),
+        "version": store.version,
+        "created": manifest.created,
+        "digest": store.digest,
+        **manifest.counts,
+        "tokenizer": manifest.tokenizer,
+        "dtype": manifest.dtype,
+        "segments": len(manifest.segments),
+        "sources": manifest.sources,
+        "options": manifest.options,
+        "skipped_examples": manifest.skipped_examples,
+    }
+
+
+def document_origin(store: Store, document: int) -> DocumentOrigin:
+    """Facts of a document by its number in canonical order."""
+    if not 0 <= document < store.num_documents:
+        raise StoreError(
+            f"the store has no document {document}", hint=f"documents are numbered 0 to {store.num_documents - 1}"
+        )
+    row = store.provenance().slice(document, 1).to_pylist()[0]
+    source = store.manifest.sources[int(store.arrays["source"][document])]
+    return DocumentOrigin(
+        document=document,
+        key=printable(row["key"]),
+        source=source["name"],
+        file=_file(source["location"], row["path"]),
+        byte_start=row["byte_start"],
+        byte_end=row["byte_end"],
+        language=row["language"],
+        split=store.manifest.splits[int(store.arrays["split"][document])],
+        status=REASONS[int(store.arrays["reason"][document])],
+        tokens=int(store.arrays["length"][document]),
+    )
+
+
+def _file(location: str, path: bytes) -> str:
+    return printable(os.path.join(os.fsencode(location), path) if path else os.fsencode(location))
+
+
+def document_text(store: Store, document: int, tokenizer: Tokenizer) -> str:
+    """A document decoded, without the tokens around it."""
+    tokens = store.document_tokens(document)
+    return tokenizer.decode(tokens[len(tokenizer.spec.begin_ids) : -1])
+
+
+def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[str, Any]:
+    """The document, file and byte range of the token with this number."""
+    documents = store.kept_documents(split)
+    ends = np.cumsum(store.arrays["length"][documents].astype(np.int64))
+    total = int(ends[-1]) if len(ends) else 0
+    if not 0 <= token < total:
+        where = f"split {split!r}" if split else "the store"
+        raise StoreError(f"{where} has no token {token}", hint=f"tokens are numbered 0 to {total - 1}")
+    place = int(np.searchsorted(ends, token, side="right"))
+    document = int(documents[place])
+    tokens = store.document_tokens(document)
+    within = token - (int(ends[place]) - len(tokens))
+    tokenizer = store.tokenizer()
+    origin = document_origin(store, document)
+    start, end, exact = _byte_range(tokenizer, tokens, within, origin)
+    return {
+        "token": token,
+        "id": int(tokens[within]),
+        "text": tokenizer.decode(tokens[within : within + 1]),
+        "index_in_document": within,
+        **{name: value for name, value in asdict(origin).items() if name != "tokens"},
+        "byte_start": start,
+        "byte_end": end,
+        "exact": exact,
+    }
+
+
+def _byte_range(tokenizer: Tokenizer, tokens: Any, within: int, origin: DocumentOrigin) -> tuple[int, int, bool]:
+    if not tokenizer.spec.keeps_bytes:
+        return origin.byte_start, origin.byte_end, False
+    lengths = tokenizer.token_byte_lengths()[tokens].astype(np.int64)
+    start = origin.byte_start + int(lengths[:within].sum())
+    return start, start + int(lengths[within]), True

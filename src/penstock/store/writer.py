@@ -1,0 +1,137 @@
+"""Encoded units to disk: one segment and one record per unit.
+
+In: a unit's documents and their ids. Out: `segments/NAME.tokens` + `.blocks`, named by content, and `work/UNIT.arrow`,
+the record of the unit's documents, whose presence means that the unit is done. The record is written last, so a kill
+leaves either a finished unit or one that the next run does again. Memory: one unit (tokens in store width).
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.ipc
+
+from penstock import fs
+from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES, checksum, checksum_hex, strong_hash
+from penstock.sources import SkipTally
+from penstock.store.layout import SEGMENTS, SegmentEntry, block_checksums
+
+__all__ = ["DOCUMENT_SCHEMA", "EncodedUnit", "UnitRecord", "read_unit_record", "write_unit"]
+
+DOCUMENT_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("group_hash", pa.uint64()),
+        ("source", pa.string()),
+        ("path", pa.binary()),
+        ("byte_start", pa.uint64()),
+        ("byte_end", pa.uint64()),
+        ("language", pa.string()),
+        ("content_hash", pa.binary(STRONG_HASH_BYTES)),
+        ("token_hash", pa.binary(TOKEN_HASH_BYTES)),
+        ("segment", pa.string()),
+        ("offset", pa.uint64()),
+        ("length", pa.uint32()),
+        ("loss_runs", pa.list_(pa.uint32())),
+    ]
+)
+"""One row per document. `loss_runs` is null where every token carries loss, else flat pairs (first token, count)."""
+
+
+@dataclass(kw_only=True)
+class EncodedUnit:
+    """A unit between encoder and writer.
+
+    Attributes:
+        payload: the new tokens of the unit, in store width.
+        columns: the document columns of `DOCUMENT_SCHEMA`; `segment` is None where the tokens are in `payload`.
+        skips: what was left out, unread and read.
+        input_bytes: bytes of the input files.
+        started_ns: wall clock before the first file was read.
+    """
+
+    payload: npt.NDArray[Any]
+    columns: dict[str, list[Any]]
+    skips: SkipTally
+    input_bytes: int
+    started_ns: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitRecord:
+    """A finished unit."""
+
+    documents: pa.Table
+    segments: list[SegmentEntry]
+    skips: SkipTally = field(default_factory=SkipTally)
+    input_bytes: int = 0
+    started_ns: int = 0
+
+
+def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
+    """Writes the unit's segment, then its record."""
+    segments = [_write_segment(store, unit.payload)] if unit.payload.size else []
+    own_name = segments[0].name if segments else None
+    columns = {**unit.columns, "segment": [name or own_name for name in unit.columns["segment"]]}
+    record = UnitRecord(
+        documents=pa.table(columns, schema=DOCUMENT_SCHEMA),
+        segments=segments,
+        skips=unit.skips,
+        input_bytes=unit.input_bytes,
+        started_ns=unit.started_ns,
+    )
+    fs.write_atomic(record_path, _encode_record(record))
+    return record
+
+
+def _write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
+    """Named by content, so that doing a unit again after a kill writes the same file."""
+    name = strong_hash(memoryview(payload).cast("B")).hex()[:32]
+    blocks = block_checksums(payload).tobytes()
+    with fs.atomic_file(store / SEGMENTS / f"{name}.tokens") as file:
+        file.write(payload)
+    fs.write_atomic(store / SEGMENTS / f"{name}.blocks", blocks)
+    return SegmentEntry(name=name, tokens=payload.size, bytes=payload.nbytes, checksum=checksum_hex(blocks))
+
+
+def _encode_record(record: UnitRecord) -> bytes:
+    facts = {
+        "segments": [vars(entry) for entry in record.segments],
+        "skip_counts": record.skips.counts,
+        "skip_examples": record.skips.examples,
+        "input_bytes": record.input_bytes,
+        "started_ns": record.started_ns,
+    }
+    sink = io.BytesIO()
+    table = record.documents.replace_schema_metadata({"penstock": json.dumps(facts)})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    body = sink.getvalue()
+    return body + checksum(body).to_bytes(8, "little")
+
+
+def read_unit_record(path: Path) -> UnitRecord | None:
+    """The record of a unit that an earlier run finished; None when there is none or it is damaged (then it is redone)."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    body, tail = data[:-8], data[-8:]
+    if len(tail) != 8 or checksum(body) != int.from_bytes(tail, "little"):
+        return None
+    table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
+    facts = json.loads(table.schema.metadata[b"penstock"])
+    return UnitRecord(
+        documents=table.replace_schema_metadata(None),
+        segments=[SegmentEntry(**entry) for entry in facts["segments"]],
+        skips=SkipTally(facts["skip_counts"], facts["skip_examples"]),
+        input_bytes=facts["input_bytes"],
+        started_ns=facts["started_ns"],
+    )

@@ -1,0 +1,190 @@
+"""A `--tokenizer` value to a Tokenizer: a tokenizer.json, a folder that holds one, or a .tiktoken rank file.
+
+Rank files hold no split pattern and no control tokens; both are known for the published names. They become a
+tokenizer.json, so that one format is stored and one digest is defined. Costs about a second per 100,000 ranks.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from penstock.errors import TokenizerError, nearest_first
+from penstock.tokenize.specification import TokenizerSpec, character_of_byte
+from penstock.tokenize.tokenizer import Tokenizer
+
+__all__ = ["byte_level_json", "load_tokenizer"]
+
+GPT2_PATTERN = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+CL100K_PATTERN = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+O200K_PATTERN = "|".join(
+    [
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?",
+        r"\p{N}{1,3}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+        r"\s*[\r\n]+",
+        r"\s+(?!\S)",
+        r"\s+",
+    ]
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Encoding:
+    """What a rank file doesn't say: how text is split, and the control tokens."""
+
+    pattern: str
+    control_tokens: dict[str, int]
+
+
+# Published by OpenAI with tiktoken (tiktoken_ext/openai_public.py).
+ENCODINGS = {
+    "r50k_base": _Encoding(pattern=GPT2_PATTERN, control_tokens={"<|endoftext|>": 50256}),
+    "cl100k_base": _Encoding(
+        pattern=CL100K_PATTERN,
+        control_tokens={
+            "<|endoftext|>": 100257,
+            "<|fim_prefix|>": 100258,
+            "<|fim_middle|>": 100259,
+            "<|fim_suffix|>": 100260,
+            "<|endofprompt|>": 100276,
+        },
+    ),
+    "o200k_base": _Encoding(
+        pattern=O200K_PATTERN, control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018}
+    ),
+}
+
+
+def load_tokenizer(value: str, *, end_token: str | None = None) -> Tokenizer:
+    """Loads a tokenizer from a path.
+
+    Raises:
+        TokenizerError: nothing is there, or it isn't a tokenizer.
+    """
+    path = Path(value)
+    if path.is_dir():
+        return _from_folder(path, end_token)
+    if not path.is_file():
+        raise TokenizerError(
+            f"tokenizer {value!r} doesn't exist",
+            hint="give a tokenizer.json, a folder that holds one, or a .tiktoken file; without one, one is trained",
+        )
+    if path.suffix == ".tiktoken":
+        source = _tiktoken_to_json(path)
+        return Tokenizer(TokenizerSpec.from_json(source, origin=value, end_token=end_token), origin=value)
+    return Tokenizer.from_file(path, end_token=end_token)
+
+
+def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise TokenizerError(
+            f"folder {str(folder)!r} holds no tokenizer.json",
+            hint="save it there with `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`",
+        )
+    return Tokenizer.from_file(path, end_token=end_token or _configured_end_token(folder))
+
+
+def _configured_end_token(folder: Path) -> str | None:
+    """`eos_token` of the folder's tokenizer_config.json, which says it as a string or as an object."""
+    path = folder / "tokenizer_config.json"
+    if not path.is_file():
+        return None
+    try:
+        token = json.loads(path.read_bytes()).get("eos_token")
+    except (ValueError, AttributeError) as error:
+        raise TokenizerError(f"{path} isn't a JSON object: {error}", hint="mend or remove that file") from None
+    if isinstance(token, dict):
+        token = token.get("content")
+    return token if isinstance(token, str) else None
+
+
+def _tiktoken_to_json(path: Path) -> bytes:
+    encoding = ENCODINGS.get(path.stem)
+    if encoding is None:
+        raise TokenizerError(
+            f"{path.name}: a rank file names neither its split pattern nor its control tokens, and this name is unknown",
+            hint=f"known names: {nearest_first(path.stem, ENCODINGS)}; otherwise give a tokenizer.json",
+        )
+    ranks = _read_ranks(path)
+    vocabulary = {_spelling(token): rank for token, rank in ranks.items()}
+    return byte_level_json(vocabulary, _merges(ranks), encoding.control_tokens, pattern=encoding.pattern)
+
+
+def _read_ranks(path: Path) -> dict[bytes, int]:
+    ranks: dict[bytes, int] = {}
+    for number, line in enumerate(path.read_bytes().splitlines(), 1):
+        if not line:
+            continue
+        try:
+            token, rank = line.split()
+            ranks[base64.b64decode(token, validate=True)] = int(rank)
+        except (ValueError, binascii.Error):
+            raise TokenizerError(
+                f"{path.name} line {number} isn't `base64 rank`: {line[:40]!r}", hint="get the file again; it is damaged"
+            ) from None
+    if len(ranks) < 256:
+        raise TokenizerError(f"{path.name} holds {len(ranks)} ranks, fewer than the 256 bytes", hint="get it again")
+    return ranks
+
+
+def _merges(ranks: dict[bytes, int]) -> list[tuple[str, str]]:
+    """Every split of a token into two known ones, by the token's rank: tiktoken merges any pair that makes a token."""
+    merges: list[tuple[int, int, int, bytes, bytes]] = []
+    for token, rank in ranks.items():
+        for cut in range(1, len(token)):
+            left, right = token[:cut], token[cut:]
+            if left in ranks and right in ranks:
+                merges.append((rank, ranks[left], ranks[right], left, right))
+    merges.sort()
+    return [(_spelling(left), _spelling(right)) for *_, left, right in merges]
+
+
+def _spelling(token: bytes) -> str:
+    return "".join(character_of_byte[byte] for byte in token)
+
+
+def byte_level_json(
+    vocabulary: dict[str, int], merges: list[tuple[str, str]], control_tokens: dict[str, int], *, pattern: str
+) -> bytes:
+    """A tokenizer.json for a byte-level BPE vocabulary spelt in GPT-2's alphabet."""
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
+    if pattern == GPT2_PATTERN:
+        splitter: dict[str, Any] = {**byte_level, "use_regex": True}  # its built-in pattern is this one
+    else:
+        split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+        splitter = {"type": "Sequence", "pretokenizers": [split, {**byte_level, "use_regex": False}]}
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    model = {
+        "type": "BPE",
+        "dropout": None,
+        "unk_token": None,
+        "continuing_subword_prefix": None,
+        "end_of_word_suffix": None,
+        "fuse_unk": False,
+        "byte_fallback": False,
+        "ignore_merges": False,
+        "vocab": vocabulary,
+        "merges": merges,
+    }
+    content = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": token, "content": name, **flags} for name, token in control_tokens.items()],
+        "normalizer": None,
+        "pre_tokenizer": splitter,
+        "post_processor": None,
+        "decoder": {**byte_level, "use_regex": True},
+        "model": model,
+    }
+    return json.dumps(content, ensure_ascii=False).encode()

@@ -1,0 +1,230 @@
+"""What a tokenizer is, apart from the engine that runs it.
+
+In: the content of a tokenizer.json. Out: the encoder (the same JSON without the tokens that text must not reach), the
+control tokens by name, the ids put around each document, each token's bytes, and the digest of all that.
+
+Raw text is ordinary text: added tokens that are special, or look like controls, are taken out of the encoder, so that a
+file that spells `<|endoftext|>` gets the tokens of those characters. Ordinary added tokens (runs of spaces, say) stay.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import TokenizerError
+from penstock.hashing import digest_of
+
+__all__ = ["TokenizerSpec", "byte_of_character", "character_of_byte"]
+
+END_TOKEN_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<｜end▁of▁sentence｜>",
+    "<|eos|>",
+    "[EOS]",
+    "[SEP]",
+)
+
+_CONTROL_LIKE = re.compile(
+    r"<\|.*\|>|<｜.*｜>|\[/?[A-Z][A-Z_0-9]*\]"
+    r"|</?(s|bos|eos|pad|unk|mask|cls|sep|think|tool_call|tool_response|fim[_-]\w+|repo_?name|file_?sep|gh_stars"
+    r"|issue_\w+|jupyter_\w+|commit_\w+|empty_output|start_of_\w+|end_of_\w+|unused\d+|reserved\w*)>"
+)
+
+
+def _byte_level_alphabet() -> list[str]:
+    """GPT-2's printable stand-in for each byte: visible Latin-1 characters stand for themselves, the rest move up."""
+    visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    alphabet = {byte: chr(byte) for byte in visible}
+    moved = (byte for byte in range(256) if byte not in alphabet)
+    alphabet.update({byte: chr(256 + number) for number, byte in enumerate(moved)})
+    return [alphabet[byte] for byte in range(256)]
+
+
+character_of_byte = _byte_level_alphabet()
+byte_of_character = {character: byte for byte, character in enumerate(character_of_byte)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerSpec:
+    """A tokenizer as data; equal digests mean equal tokens for every text.
+
+    Attributes:
+        source_json: the tokenizer.json as it came; copied into the store.
+        encoder: what engines load: control tokens, post-processing, padding and truncation removed.
+        control_tokens: name -> id of every token that text can't reach.
+        kept_tokens: name -> id of the added tokens that text can reach.
+        begin_ids: ids put before each document, because the tokenizer itself does so.
+        end_id: id put after each document.
+        vocab_size: one more than the largest id.
+    """
+
+    source_json: bytes
+    encoder: dict[str, Any]
+    control_tokens: dict[str, int]
+    kept_tokens: dict[str, int]
+    begin_ids: tuple[int, ...]
+    end_id: int
+    vocab_size: int
+
+    @classmethod
+    def from_json(cls, source_json: bytes, *, origin: str, end_token: str | None = None) -> TokenizerSpec:
+        """Reads a tokenizer.json.
+
+        Args:
+            source_json: its content.
+            origin: where it came from, for messages.
+            end_token: name of the token put after each document; found by itself when None.
+        """
+        content = _parsed(source_json, origin)
+        added = content.get("added_tokens") or []
+        control = {token["content"]: token["id"] for token in added if _is_control(token)}
+        kept = [token for token in added if token["content"] not in control]
+        encoder = {**content, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
+        vocabulary = _vocabulary(content)
+        prefix, suffix = _wrapping(content)
+        return cls(
+            source_json=source_json,
+            encoder=encoder,
+            control_tokens=control,
+            kept_tokens={token["content"]: token["id"] for token in kept},
+            begin_ids=prefix,
+            end_id=_end_id(control, vocabulary, suffix, end_token, origin),
+            vocab_size=1 + max([*vocabulary.values(), *control.values(), *(token["id"] for token in kept)]),
+        )
+
+    @cached_property
+    def encoder_json(self) -> str:
+        """The encoder as text, for engines."""
+        return json.dumps(self.encoder, ensure_ascii=False)
+
+    @cached_property
+    def digest(self) -> str:
+        """Strong hash of everything that decides which ids a document gets."""
+        meaning = {key: value for key, value in self.encoder.items() if key != "decoder"}
+        around = {"control": self.control_tokens, "begin": list(self.begin_ids), "end": self.end_id}
+        return digest_of({"encoder": meaning, **around})
+
+    @cached_property
+    def highest_text_id(self) -> int:
+        """The largest id that text may become."""
+        controls = set(self.control_tokens.values())
+        return max(token for token in [*_vocabulary(self.encoder).values(), *self.kept_tokens.values()] if token not in controls)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether tokens stand for exact bytes (GPT-2's alphabet)."""
+        return "ByteLevel" in _component_types(self.encoder.get("pre_tokenizer"))
+
+    @property
+    def keeps_bytes(self) -> bool:
+        """Whether a document's token bytes, joined, are the document's bytes."""
+        prefixed = any(
+            component.get("add_prefix_space")
+            for component in _components(self.encoder.get("pre_tokenizer"))
+            if component["type"] == "ByteLevel"
+        )
+        return self.is_byte_level and self.encoder.get("normalizer") is None and not prefixed
+
+    @cached_property
+    def token_bytes(self) -> list[bytes]:
+        """Bytes of each id; control tokens give their name. Only byte-level vocabularies have it."""
+        if not self.is_byte_level:
+            raise TokenizerError(
+                "this vocabulary isn't byte-level, so single tokens have no exact bytes",
+                hint="use a byte-level BPE tokenizer for byte-exact provenance",
+            )
+        table = [b""] * self.vocab_size
+        for text, token in _vocabulary(self.encoder).items():
+            table[token] = bytes(byte_of_character[character] for character in text if character in byte_of_character)
+        for text, token in {**self.kept_tokens, **self.control_tokens}.items():
+            table[token] = text.encode()
+        return table
+
+    @cached_property
+    def token_byte_lengths(self) -> npt.NDArray[np.int32]:
+        """Bytes that each id stands for in a document; 0 for control tokens, which stand for none."""
+        lengths = np.fromiter((len(data) for data in self.token_bytes), dtype=np.int32, count=self.vocab_size)
+        lengths[[*self.control_tokens.values(), self.end_id, *self.begin_ids]] = 0
+        return lengths
+
+
+def _parsed(source_json: bytes, origin: str) -> dict[str, Any]:
+    hint = "give a tokenizer.json as `tokenizers` writes it, a folder that holds one, or a .tiktoken file"
+    try:
+        content = json.loads(source_json)
+    except ValueError as error:
+        raise TokenizerError(f"{origin} isn't a tokenizer: no JSON ({error})", hint=hint) from None
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "vocab" not in content["model"]:
+        raise TokenizerError(f"{origin} isn't a tokenizer: JSON without a model and its vocabulary", hint=hint)
+    return content
+
+
+def _is_control(token: dict[str, Any]) -> bool:
+    return bool(token.get("special")) or _CONTROL_LIKE.fullmatch(token["content"]) is not None
+
+
+def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
+    vocabulary = content["model"]["vocab"]
+    if isinstance(vocabulary, dict):
+        return vocabulary
+    return {entry[0]: number for number, entry in enumerate(vocabulary)}  # Unigram: a list of [piece, score]
+
+
+def _components(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer as the flat list of its members."""
+    if part is None:
+        return []
+    members = part.get("pretokenizers") or part.get("normalizers")
+    return [inner for member in members for inner in _components(member)] if members else [part]
+
+
+def _component_types(part: dict[str, Any] | None) -> set[str]:
+    return {component["type"] for component in _components(part)}
+
+
+def _wrapping(content: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids that the tokenizer's own post-processor puts before and after a text."""
+    processor = content.get("post_processor")
+    if processor is None or processor.get("type") == "ByteLevel":
+        return (), ()
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+    plain = tokenizer.encode("a", add_special_tokens=False).ids
+    wrapped = tokenizer.encode("a", add_special_tokens=True).ids
+    for start in range(len(wrapped) - len(plain) + 1):
+        if wrapped[start : start + len(plain)] == plain:
+            return tuple(wrapped[:start]), tuple(wrapped[start + len(plain) :])
+    return (), ()
+
+
+def _end_id(
+    control: dict[str, int], vocabulary: dict[str, int], suffix: tuple[int, ...], wanted: str | None, origin: str
+) -> int:
+    known = {**vocabulary, **control}
+    if wanted is not None:
+        if wanted not in known:
+            raise TokenizerError(
+                f"{origin} has no token {wanted!r}",
+                hint=f"its control tokens: {', '.join(sorted(control)) or 'none'}",
+            )
+        return known[wanted]
+    if suffix:
+        return suffix[0]
+    for name in END_TOKEN_NAMES:
+        if name in known:
+            return known[name]
+    raise TokenizerError(
+        f"{origin} has no end-of-document token that is known by name",
+        hint=f"name it with --end-token; control tokens: {', '.join(sorted(control)) or 'none'}",
+    )

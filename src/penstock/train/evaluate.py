@@ -1,0 +1,93 @@
+"""How well a model predicts held-out text: mean loss and bits per byte.
+
+In: batches of the validation plan, each row once. Out: `Evaluation`. Bits per byte is
+
+    nats summed over scored targets / ln 2 / bytes of those targets' tokens
+
+An end token is scored and has no bytes: knowing where a document ends is part of knowing the text. The measure doesn't
+depend on the vocabulary, so runs with different tokenizers compare. Costs one forward pass; the logits of one
+micro-batch are in memory at a time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from penstock.load.torch import TorchBatch
+from penstock.train.loss import IGNORED_LABEL, Autocast, cross_entropy_sum, logits_of
+
+__all__ = ["Evaluation", "evaluate", "evaluation_mode"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What one pass over held-out rows found."""
+
+    nats: float
+    num_targets: int
+    num_bytes: int
+    seconds: float
+
+    @property
+    def loss(self) -> float:
+        """Nats per scored target."""
+        return self.nats / self.num_targets
+
+    @property
+    def bits_per_byte(self) -> float:
+        """Bits the model needs per byte of held-out text."""
+        return self.nats / math.log(2) / self.num_bytes
+
+
+@contextmanager
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Puts the model in evaluation mode for the block, and back into the mode it had."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[TorchBatch],
+    token_byte_lengths: Tensor,
+    *,
+    document_boundaries: bool,
+    autocast: Autocast,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation | None:
+    """Scores every batch; `None` if told to stop before the last, or if no target with bytes was met.
+
+    Args:
+        model: maps (inputs, document ids) to logits.
+        batches: each small enough for its logits to fit the memory.
+        token_byte_lengths: bytes of each token of the vocabulary [V], on the model's device.
+        document_boundaries: whether attention stays inside documents.
+        autocast: as in training.
+        should_stop: asked before each batch, so that a signal needn't wait for the whole pass.
+    """
+    started = time.perf_counter()
+    nats, num_targets, num_bytes = 0.0, 0, 0
+    with evaluation_mode(model):
+        for batch in batches:
+            if should_stop():
+                return None
+            logits = logits_of(model, batch, document_boundaries=document_boundaries, autocast=autocast)
+            nats += float(cross_entropy_sum(logits, batch.labels))
+            num_targets += batch.num_targets
+            num_bytes += int(token_byte_lengths[batch.labels[batch.labels != IGNORED_LABEL]].sum())
+    if num_bytes == 0:
+        return None
+    seconds = time.perf_counter() - started
+    return Evaluation(nats=nats, num_targets=num_targets, num_bytes=num_bytes, seconds=seconds)

@@ -1,0 +1,210 @@
+"""The built-in decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
+
+In: token ids [B, T] and document ids [B, T]. Out: logits [B, T, V]. With document ids, a position attends to earlier
+positions of its own document only; without them, to all earlier ones of the row. Positions count from the start of
+the row: rotary attention depends on differences alone, so a document sees the same thing wherever it lies.
+
+Parameters are named as in transformers' `LlamaForCausalLM`, and compute the same function: export is a copy.
+
+Cost: `flops_per_token`; memory is dominated by the logits, B x T x V x 4 bytes, hence micro-batches.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from penstock.train.shape import ModelShape
+
+__all__ = ["Decoder", "build_model", "document_mask", "flops_per_token", "num_parameters"]
+
+INITIAL_STANDARD_DEVIATION = 0.02
+
+
+class RMSNorm(nn.Module):
+    """Scales each vector to root mean square 1, then by a learned weight; in float32 whatever the input is."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(size))
+        self.eps = eps
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[..., D] -> [..., D]."""
+        wide = hidden.float()
+        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return self.weight * normal.to(hidden.dtype)
+
+
+class Attention(nn.Module):
+    """Causal self-attention with rotary positions; several query heads may share one key/value head."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.head_size = shape.head_size
+        self.shares_keys = shape.num_kv_heads != shape.num_heads
+        kv_size = shape.num_kv_heads * shape.head_size
+        self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+        self.k_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
+        self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
+        self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
+        """hidden [B, T, D], cosine and sine [T, head], mask [B, 1, T, T] or None (plain causal) -> [B, T, D]."""
+        rows, positions, _ = hidden.shape
+        query, key, value = (
+            projection(hidden).view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = F.scaled_dot_product_attention(
+            _rotated(query, cosine, sine),
+            _rotated(key, cosine, sine),
+            value,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.shares_keys,
+        )
+        output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, positions, -1))
+        return output
+
+
+class FeedForward(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.hidden_size, shape.feed_forward_size, bias=False)
+        self.up_proj = nn.Linear(shape.hidden_size, shape.feed_forward_size, bias=False)
+        self.down_proj = nn.Linear(shape.feed_forward_size, shape.hidden_size, bias=False)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        return output
+
+
+class Block(nn.Module):
+    """One layer: attention and feed-forward, each normed before and added after."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.self_attn = Attention(shape)
+        self.mlp = FeedForward(shape)
+        self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
+
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
+        """[B, T, D] -> [B, T, D]."""
+        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, mask)
+        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return output
+
+
+class Body(nn.Module):
+    """Everything below the head."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.padded_vocab_size, shape.hidden_size)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.num_layers))
+        self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
+        self.head_size = shape.head_size
+        self.rope_theta = shape.rope_theta
+
+    def forward(self, inputs: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Ids [B, T] -> hidden [B, T, D]."""
+        hidden = self.embed_tokens(inputs)
+        cosine, sine = _rotations(inputs.shape[1], self.head_size, self.rope_theta, hidden.device)
+        mask = None if document_ids is None else document_mask(document_ids)
+        for layer in self.layers:
+            hidden = layer(hidden, cosine, sine, mask)
+        output: Tensor = self.norm(hidden)
+        return output
+
+
+class Decoder(nn.Module):
+    """The whole model; build it with `build_model`, which also draws its first weights."""
+
+    def __init__(self, shape: ModelShape) -> None:
+        super().__init__()
+        self.shape = shape
+        self.model = Body(shape)
+        self.lm_head = nn.Linear(shape.hidden_size, shape.padded_vocab_size, bias=False)
+        if shape.tie_embeddings:
+            self.lm_head.weight = self.model.embed_tokens.weight
+
+    def forward(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, padded vocabulary]."""
+        logits: Tensor = self.lm_head(self.model(inputs, document_ids))
+        return logits
+
+
+def build_model(shape: ModelShape, *, seed: int) -> Decoder:
+    """A decoder on the CPU whose weights are a pure function of `shape` and `seed`; the global RNG is left alone."""
+    with torch.device("meta"):
+        model = Decoder(shape)
+    model = model.to_empty(device="cpu")
+    if shape.tie_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight  # to_empty gives each name its own memory
+    _draw_weights(model, torch.Generator().manual_seed(seed))
+    return model
+
+
+@torch.no_grad()
+def _draw_weights(model: Decoder, generator: torch.Generator) -> None:
+    """Normal with deviation 0.02; norms 1; what a layer adds to the stream scaled down by the number of additions."""
+    residual_scale = 1 / math.sqrt(2 * model.shape.num_layers)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            parameter.fill_(1.0)
+            continue
+        is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
+        deviation = INITIAL_STANDARD_DEVIATION * (residual_scale if is_residual else 1.0)
+        parameter.normal_(0.0, deviation, generator=generator)
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """[B, T] -> boolean [B, 1, T, T]: true where a position (third axis) may see another (fourth axis)."""
+    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    positions = document_ids.shape[1]
+    causal = torch.ones(positions, positions, dtype=torch.bool, device=document_ids.device).tril()
+    return same & causal
+
+
+def _rotations(positions: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosine and sine [T, head], the angles repeated for the two halves of a head, as transformers lays them out."""
+    # In float32 also under autocast: bfloat16 can't tell position 257 from 258.
+    exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
+    angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), theta**-exponents)
+    both_halves = torch.cat((angles, angles), dim=-1)
+    return both_halves.cos(), both_halves.sin()
+
+
+def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """[B, heads, T, head], each pair (i, i + head/2) turned by its position's angle."""
+    first, second = heads.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return (heads * cosine + turned * sine).to(heads.dtype)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Learned numbers, tied ones counted once."""
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flops_per_token(shape: ModelShape, seq_len: int) -> int:
+    """Floating-point operations of one training step per token: 6N + 12*L*d*T.
+
+    N counts the parameters that are multiplied for every token: all matrices but the embedding, which is a look-up,
+    with the head counted even when it shares the embedding's memory. A multiply-add is 2, and backward does twice the
+    work of forward: 6. L layers of width d attend over T positions: two products of 2*d*T each, times 3 for backward.
+    The causal half isn't taken off, as is the custom, so that figures compare with others'.
+    """
+    kv_size = shape.num_kv_heads * shape.head_size
+    attention = 2 * shape.hidden_size**2 + 2 * shape.hidden_size * kv_size
+    feed_forward = 3 * shape.hidden_size * shape.feed_forward_size
+    multiplied = shape.num_layers * (attention + feed_forward) + shape.hidden_size * shape.padded_vocab_size
+    return 6 * multiplied + 12 * shape.num_layers * shape.hidden_size * seq_len

@@ -1,0 +1,67 @@
+"""What the machine is doing while a run is under way: a `hardware` record every few seconds.
+
+In: a run's log. Out: records of processor load (percent of all cores), this process's memory, and each GPU's memory.
+One daemon thread that sleeps nearly always; it takes a last sample when it is told to stop, so that the shortest run
+has one. If the log can't be written the thread ends, and an event says so when the block does.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import psutil
+import torch
+
+from penstock.runlog import RunLog
+
+__all__ = ["HardwareMonitor"]
+
+SECONDS_BETWEEN_SAMPLES = 5.0
+
+
+class HardwareMonitor:
+    """Samples the machine inside a `with` block."""
+
+    def __init__(self, log: RunLog, *, seconds_between_samples: float = SECONDS_BETWEEN_SAMPLES) -> None:
+        self._log = log
+        self._seconds_between_samples = seconds_between_samples
+        self._stop = threading.Event()
+        self._process = psutil.Process()
+        self._thread = threading.Thread(target=self._sample_until_stopped, name="penstock-hardware", daemon=True)
+        self._failure: OSError | None = None
+
+    def _sample_until_stopped(self) -> None:
+        psutil.cpu_percent(interval=None)  # the first answer is meaningless; later ones cover the time between calls
+        try:
+            while not self._stop.wait(self._seconds_between_samples):
+                self._log.append("hardware", **self._sample())
+            self._log.append("hardware", **self._sample())
+        except OSError as error:
+            self._failure = error
+
+    def _sample(self) -> dict[str, Any]:
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        return {
+            "cpu_percent": psutil.cpu_percent(interval=None),
+            "memory_bytes": self._process.memory_info().rss,
+            "gpu": [
+                {
+                    "index": index,
+                    "memory_bytes": torch.cuda.memory_allocated(index),
+                    "peak_memory_bytes": torch.cuda.max_memory_allocated(index),
+                }
+                for index in gpus
+            ],
+        }
+
+    def __enter__(self) -> HardwareMonitor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        self._thread.join()
+        if self._failure is not None:
+            self._log.append("event", message=f"hardware samples ended early: {self._failure}")

@@ -1,0 +1,93 @@
+"""The size of the built-in decoder, decided: every number, nothing left to a rule.
+
+In: a preset's name and a vocabulary size (`ModelConfig.shape` in config.py adds the overrides). Out: `ModelShape`,
+which model.py builds from and a checkpoint keeps. Pure arithmetic, no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from penstock.errors import ConfigError
+
+__all__ = ["PRESETS", "VOCAB_MULTIPLE", "ModelShape", "Preset", "padded_vocab_size"]
+
+# Matrix kernels run at full speed only when each side is a multiple of the tile; 64 covers every current GPU.
+VOCAB_MULTIPLE = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Every size of one decoder."""
+
+    vocab_size: int  # of the tokenizer
+    padded_vocab_size: int  # rows of the embedding and of the head
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+    feed_forward_size: int
+    max_positions: int
+    rope_theta: float
+    norm_eps: float
+    tie_embeddings: bool
+
+    def __post_init__(self) -> None:
+        if self.hidden_size % self.num_heads:
+            raise ConfigError(
+                f"model.hidden_size is {self.hidden_size}, expected a multiple of model.num_heads ({self.num_heads})",
+                hint=f"set model.hidden_size={self.num_heads * max(1, round(self.hidden_size / self.num_heads))}",
+            )
+        if self.head_size % 2:
+            raise ConfigError(
+                f"a head has {self.head_size} numbers, expected an even count: rotary positions turn pairs",
+                hint="change model.hidden_size or model.num_heads so that hidden_size / num_heads is even",
+            )
+        if self.num_heads % self.num_kv_heads:
+            raise ConfigError(
+                f"model.num_heads is {self.num_heads}, expected a multiple of model.num_kv_heads ({self.num_kv_heads})",
+                hint=f"set model.num_kv_heads={self.num_heads} to give each head its own keys and values",
+            )
+
+    @property
+    def head_size(self) -> int:
+        """Numbers per attention head."""
+        return self.hidden_size // self.num_heads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """A named size, with the peak learning rate that suits it."""
+
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    hidden_size: int
+    feed_forward_size: int
+    learning_rate: float
+
+
+# Heads of 128 from `small` up: attention kernels on current GPUs are fastest there, and it costs no quality.
+# `tiny` is the demo: it must visibly learn in one or two minutes on two CPU cores.
+PRESETS = {
+    "tiny": Preset(
+        num_layers=4, num_heads=4, num_kv_heads=2, hidden_size=128, feed_forward_size=384, learning_rate=4e-3
+    ),
+    "small": Preset(
+        num_layers=12, num_heads=6, num_kv_heads=6, hidden_size=768, feed_forward_size=2048, learning_rate=6e-4
+    ),
+    "medium": Preset(
+        num_layers=24, num_heads=8, num_kv_heads=8, hidden_size=1024, feed_forward_size=2816, learning_rate=3e-4
+    ),
+    "large": Preset(
+        num_layers=36, num_heads=10, num_kv_heads=10, hidden_size=1280, feed_forward_size=3456, learning_rate=2.5e-4
+    ),
+    "xlarge": Preset(
+        num_layers=48, num_heads=12, num_kv_heads=12, hidden_size=1536, feed_forward_size=4096, learning_rate=2e-4
+    ),
+}
+
+
+def padded_vocab_size(vocab_size: int) -> int:
+    """The next multiple of 64."""
+    return -(-vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
