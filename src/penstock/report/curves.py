@@ -11,7 +11,7 @@ from collections.abc import Callable
 from penstock.report import measures, quantities
 from penstock.report.charts import Chart, Look, Series
 from penstock.report.run import Run, Step
-from penstock.report.scales import Point, running_median
+from penstock.report.scales import Point, running_middle
 
 __all__ = ["loss_chart", "small_charts"]
 
@@ -32,7 +32,7 @@ def _raw_and_smooth(points: list[Point], *, name: str, tone: str = "train") -> l
     window = min(max(5, len(points) // WINDOWS_PER_RUN), WIDEST_WINDOW) | 1
     return [
         Series(name=name, points=points, look=Look.FAINT, tone=tone),
-        Series(name=f"median of {window} steps", points=running_median(points, window=window), tone=tone),
+        Series(name=f"smoothed over {window} points", points=running_middle(points, window=window), tone=tone),
     ]
 
 
@@ -64,7 +64,7 @@ def _loss_description(run: Run, change: tuple[float, float] | None, held_out: li
     if change is None:
         return "No finite training loss was recorded."
     first, last = (quantities.decimal(loss) for loss in change)
-    text = f"Training loss from {first} to {last} over {len(run.steps):,} steps."
+    text = f"Training loss from {first} to {last} over {measures.steps_done(run):,} steps."
     known = [y for _, y in held_out if y is not None]
     return f"{text} Loss on {split}: {quantities.decimal(known[-1])} at the last evaluation." if known else text
 

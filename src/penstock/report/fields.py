@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["finite", "flattened", "line_of", "mapping", "sequence", "whole"]
+__all__ = ["finite", "flattened", "line_of", "mapping", "sequence", "shell_line", "whole"]
 
 DEEPEST_LEVEL = 4
 
@@ -47,19 +47,26 @@ def sequence(value: Any) -> list[Any]:
 
 
 def line_of(value: Any) -> str:
-    """The value as text: nothing for None, a shell line for a list of words."""
+    """The value as text: nothing for None, commas between the items of a list."""
     if value is None:
         return ""
     if isinstance(value, (list, tuple)):
-        return shlex.join(line_of(item) for item in value)
+        return ", ".join(line_of(item) for item in value)
     return value if isinstance(value, str) else str(value)
 
 
+def shell_line(value: Any) -> str:
+    """A command as text: a list of words is quoted as a shell needs it."""
+    return shlex.join(line_of(word) for word in value) if isinstance(value, (list, tuple)) else line_of(value)
+
+
 def flattened(value: Any, *, prefix: str = "", level: int = 0) -> list[tuple[str, Any]]:
-    """The leaves of nested mappings and lists as (dotted name, leaf), in order; deeper levels stay as they are."""
+    """The leaves of nested mappings and lists of mappings as (dotted name, leaf), in order; the deepest stay whole."""
     if level < DEEPEST_LEVEL and isinstance(value, Mapping):
         items = [(str(key), item) for key, item in value.items()]
-    elif level < DEEPEST_LEVEL and isinstance(value, (list, tuple)):
+    elif (
+        level < DEEPEST_LEVEL and isinstance(value, (list, tuple)) and any(isinstance(item, Mapping) for item in value)
+    ):
         items = [(str(place), item) for place, item in enumerate(value)]
     else:
         return [(prefix, value)]

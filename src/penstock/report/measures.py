@@ -11,11 +11,13 @@ import math
 from statistics import median
 from typing import Any
 
-from penstock.report.fields import finite, mapping, sequence, whole
+from penstock.report.fields import finite, line_of, mapping, sequence, whole
 from penstock.report.run import Evaluation, Run, Step
 
 __all__ = [
+    "BYTES_PER_MB",
     "COLLECTION_INTERVAL_SECONDS",
+    "TRAINING_PHASE",
     "data_stall_percent",
     "device_name",
     "epoch_summaries",
@@ -23,7 +25,7 @@ __all__ = [
     "hardware_summary",
     "loss_change",
     "parameters",
-    "phase_amounts",
+    "steps_done",
     "timing",
     "tokens_per_second",
     "tokens_trained",
@@ -33,6 +35,7 @@ __all__ = [
 
 COLLECTION_INTERVAL_SECONDS = 5
 BYTES_PER_MB = 1e6
+TRAINING_PHASE = "train"
 
 PARAMETER_NAMES = (
     "total_steps",
@@ -40,31 +43,46 @@ PARAMETER_NAMES = (
     "epochs",
     "steps_per_epoch",
     "batch_size",
-    "micro_batch_size",
+    "batch_rows",
     "gradient_accumulation_steps",
     "seq_len",
     "num_sequences",
     "target_tokens",
     "parameters",
     "learning_rate",
+    "schedule",
     "weight_decay",
     "max_grad_norm",
     "num_workers",
-    "precision",
+    "device",
+    "dtype",
     "seed",
 )
+# The names that the manifest's readers know, beside ours. As with them, batch_size times gradient_accumulation_steps
+# is the batch of a step; that batch is batch_rows.
+NAMES_OF_SETTINGS = {"steps": "total_steps", "micro_batch_rows": "batch_size"}
+NAMES_OF_DETAIL = {"train_rows": "num_sequences"}
 
 
 def parameters(run: Run) -> dict[str, Any]:
     """The settings trained with. What was used outranks what was asked for: detail, then choices, then the config."""
-    used = dict(run.settings)
-    used.update({choice.name: choice.value for choice in run.choices})
+    used = _renamed(run.settings, NAMES_OF_SETTINGS)
+    used |= _renamed({choice.name: choice.value for choice in run.choices}, NAMES_OF_SETTINGS)
     for phase in run.phases:
-        used.update(phase.detail)
+        used |= _renamed(phase.detail, NAMES_OF_DETAIL)
     found = {name: used[name] for name in PARAMETER_NAMES if used.get(name) is not None}
     if "seq_len" not in found and run.rows:
         found["seq_len"] = run.rows[-1].get("seq_len")
-    return found | {"steps_done": run.steps[-1].step if run.steps else 0}
+    return found | {"steps_done": steps_done(run)}
+
+
+def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in values.items() if value is not None}
+
+
+def steps_done(run: Run) -> int:
+    """Updates done; not the number of step records, as a run may record every tenth only."""
+    return run.steps[-1].step if run.steps else 0
 
 
 def validation_split(run: Run) -> str | None:
@@ -85,8 +103,14 @@ def loss_change(run: Run) -> tuple[float, float] | None:
     return (losses[0], losses[-1]) if losses else None
 
 
-def tokens_trained(run: Run) -> float:
-    """Real tokens in all steps recorded."""
+def tokens_trained(run: Run) -> float | None:
+    """Real tokens of all steps: as the training phase counted them, else the sum where every step has its record."""
+    for phase in run.phases:
+        counted = finite(phase.detail.get("tokens"))
+        if phase.name == TRAINING_PHASE and counted is not None:
+            return counted
+    if len(run.steps) < steps_done(run):
+        return None
     return sum(step.tokens or 0 for step in run.steps)
 
 
@@ -133,15 +157,14 @@ def gradient_summary(run: Run) -> dict[str, float | int | None]:
 
 
 def device_name(run: Run) -> str | None:
-    """What the model ran on: the choice named device, else the first GPU, else the processor."""
-    for choice in run.choices:
-        if choice.name == "device":
-            return str(choice.value)
-    gpus = sequence(run.hardware.get("gpus")) or sequence(run.hardware.get("gpu"))
-    if gpus:
-        return str(mapping(gpus[0]).get("name", gpus[0]))
-    name = run.hardware.get("device") or run.hardware.get("cpu")
-    return str(mapping(name).get("name", name)) if name else None
+    """What the model ran on, with the name of the processor or card where it is known."""
+    device = line_of(next((choice.value for choice in run.choices if choice.name == "device"), None))
+    gpus = [mapping(gpu) for gpu in sequence(run.hardware.get("gpus"))]
+    if device.startswith("cuda") or (not device and gpus):
+        name = line_of(gpus[0].get("name")) if gpus else ""
+    else:
+        name = line_of(run.hardware.get("cpu_name"))
+    return f"{device} ({name})" if device and name else device or name or None
 
 
 def hardware_summary(run: Run) -> dict[str, Any]:
@@ -149,7 +172,9 @@ def hardware_summary(run: Run) -> dict[str, Any]:
     memory = [value for sample in run.hardware_samples if (value := finite(sample.get("memory_bytes"))) is not None]
     busy = [value for sample in run.hardware_samples if (value := finite(sample.get("cpu_percent"))) is not None]
     gpus = [mapping(gpu) for sample in run.hardware_samples for gpu in sequence(sample.get("gpu"))]
-    gpu_memory = [value for gpu in gpus if (value := finite(gpu.get("memory_bytes"))) is not None]
+    # The peak between two samples where the device keeps one, else what was seen at a sample.
+    held = [finite(gpu.get("peak_memory_bytes")) or finite(gpu.get("memory_bytes")) for gpu in gpus]
+    gpu_memory = [value for value in held if value is not None]
     interval = finite(run.settings.get("collection_interval_seconds"))
     return {
         "device": device_name(run),
@@ -159,11 +184,6 @@ def hardware_summary(run: Run) -> dict[str, Any]:
         "peak_gpu_memory_mb": max(gpu_memory) / BYTES_PER_MB if gpu_memory else None,
         "mean_cpu_percent": sum(busy) / len(busy) if busy else None,
     }
-
-
-def phase_amounts(detail: dict[str, Any]) -> tuple[float | None, float | None]:
-    """Bytes and tokens that a phase's detail counts."""
-    return finite(detail.get("bytes")), finite(detail.get("tokens"))
 
 
 def epoch_summaries(run: Run) -> list[dict[str, Any]]:

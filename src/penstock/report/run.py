@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.report.fields import finite, line_of, mapping, whole
+from penstock.report.fields import finite, line_of, mapping, shell_line, whole
 from penstock.runlog import RECORDS_NAME, Record, latest_by_step, read_records
 
 __all__ = ["Checkpoint", "Choice", "Evaluation", "Phase", "Run", "Sample", "Step", "StoreFacts", "read_run_records"]
@@ -133,7 +133,7 @@ class Run:
         first_start = sessions[0][0] if sessions else {}
         return cls(
             **_outcome(sessions[-1] if sessions else []),
-            command=line_of(start.get("command")),
+            command=shell_line(start.get("command")),
             version=line_of(start.get("version")),
             python=line_of(start.get("python")),
             platform=line_of(start.get("platform")),
@@ -146,9 +146,9 @@ class Run:
             phases=tuple(_phases(_of_kind(whole_records, "phase"))),
             store=_store(_of_kind(whole_records, "data")),
             steps=tuple(_step(record) for record in _by_step(whole_records, "step")),
-            evaluations=tuple(_evaluations(_of_kind(whole_records, "evaluation"))),
+            evaluations=tuple(_evaluation(record) for record in _by_step(whole_records, "evaluation")),
             checkpoints=tuple(_checkpoint(record) for record in _by_step(whole_records, "checkpoint")),
-            samples=tuple(_sample(record) for record in _of_kind(whole_records, "sample")),
+            samples=tuple(_sample(record) for record in _by_step(whole_records, "sample")),
             rows=tuple(_of_kind(whole_records, "rows")),
             hardware_samples=tuple(_of_kind(whole_records, "hardware")),
             events=tuple((finite(r.get("time")), line_of(r.get("message"))) for r in _of_kind(whole_records, "event")),
@@ -157,15 +157,10 @@ class Run:
 
 def read_run_records(run_folder: Path) -> list[Record]:
     """The records of a run folder; refuses a folder that holds none, so that no page is written into a wrong place."""
-    path = run_folder / RECORDS_NAME
-    if not path.is_file():
+    if not (run_folder / RECORDS_NAME).is_file():
         hint = "give the folder that `penstock run` or `penstock train` wrote with --out"
         raise InputError(f"{run_folder} is no run: it holds no {RECORDS_NAME}", hint=hint)
-    try:
-        return read_records(run_folder)
-    except (ValueError, RecursionError) as error:
-        hint = "a line of it was changed after it was written; remove that line and run the command again"
-        raise InputError(f"{path} can't be read: {error}", hint=hint) from error
+    return read_records(run_folder)
 
 
 def _of_kind(records: list[Record], kind: str) -> list[Record]:
@@ -264,21 +259,15 @@ def _step(record: Record) -> Step:
     )
 
 
-def _evaluations(records: list[Record]) -> list[Evaluation]:
-    """By step and split: a step may be evaluated on several splits, which `latest_by_step` would merge."""
-    latest: dict[tuple[int, str], Evaluation] = {}
-    for record in records:
-        step, split = whole(record.get("step")), line_of(record.get("split"))
-        if step is not None:
-            latest[step, split] = Evaluation(
-                step=step,
-                split=split,
-                loss=finite(record.get("loss")),
-                bits_per_byte=finite(record.get("bits_per_byte")),
-                tokens=finite(record.get("tokens")),
-                seconds=finite(record.get("seconds")),
-            )
-    return [latest[key] for key in sorted(latest)]
+def _evaluation(record: Record) -> Evaluation:
+    return Evaluation(
+        step=whole(record["step"]) or 0,
+        split=line_of(record.get("split")),
+        loss=finite(record.get("loss")),
+        bits_per_byte=finite(record.get("bits_per_byte")),
+        tokens=finite(record.get("tokens")),
+        seconds=finite(record.get("seconds")),
+    )
 
 
 def _checkpoint(record: Record) -> Checkpoint:
@@ -291,9 +280,8 @@ def _checkpoint(record: Record) -> Checkpoint:
 
 
 def _sample(record: Record) -> Sample:
-    prompt = line_of(record.get("prompt"))
     return Sample(
-        step=whole(record.get("step")) or 0,
-        prompt=prompt,
-        text=line_of(record.get("text")).removeprefix(prompt),
+        step=whole(record["step"]) or 0,
+        prompt=line_of(record.get("prompt")),
+        text=line_of(record.get("text")),
     )

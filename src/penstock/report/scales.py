@@ -1,8 +1,8 @@
 """From data to drawing: ranges, ticks, smoothing, thinning.
 
 In: points (x, y), y None where a value is missing or not finite. Out: ticks at round numbers, positions between 0 and
-1, and point lists short enough to draw. Pure functions. Cost: linear in
-the points (times a small window for the median).
+1, and point lists short enough to draw. Pure functions. Cost: linear in the
+points, times the window where they are smoothed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Point", "Scale", "running_median", "scale_over", "thinned"]
+__all__ = ["Point", "Scale", "running_middle", "scale_over", "thinned"]
 
 Point = tuple[float, float | None]
 
@@ -80,10 +80,10 @@ def _log_scale(low: float, high: float) -> Scale:
     return Scale(low=below, high=above, ticks=tuple(shown), is_log=True)
 
 
-def running_median(points: Sequence[Point], *, window: int) -> list[Point]:
-    """Each value's median with its neighbours.
+def running_middle(points: Sequence[Point], *, window: int) -> list[Point]:
+    """Each value's interquartile mean with its neighbours: the mean of the middle half of the window.
 
-    A median, because one slow step or one odd batch says nothing about the course. Near the start the window grows
+    As deaf to one slow step or odd batch as a median, and smoother. Near the start the window grows
     evenly on both sides, so that a steep fall isn't drawn late; at the end it is cut, so that the last value alone
     doesn't decide where the line ends.
     """
@@ -100,8 +100,9 @@ def running_median(points: Sequence[Point], *, window: int) -> list[Point]:
         while start < place - half:
             del ordered[bisect_left(ordered, known[start][1])]
             start += 1
-        middle = len(ordered) // 2
-        smooth.append((x, (ordered[middle] + ordered[~middle]) / 2))
+        outside = len(ordered) // 4
+        inside = ordered[outside : len(ordered) - outside]
+        smooth.append((x, sum(inside) / len(inside)))
     return smooth
 
 

@@ -46,7 +46,7 @@ def key_figures(run: Run) -> Markup:
     last = validations[-1] if validations else None
     figures = []
     if change:
-        small = f"from {quantities.decimal(change[0])}, {len(run.steps):,} steps"
+        small = f"from {quantities.decimal(change[0])}, {measures.steps_done(run):,} steps"
         figures.append(_figure("Training loss", quantities.decimal(change[1]), small))
     if last and last.bits_per_byte is not None:
         small = f"bits per byte, loss {quantities.decimal(last.loss)}" if last.loss is not None else "bits per byte"
@@ -55,9 +55,9 @@ def key_figures(run: Run) -> Markup:
         stall = timing["data_stall_percent"]
         small = f"tokens/s, {quantities.percent(stall)} data stall" if stall is not None else "tokens/s"
         figures.append(_figure("Speed", quantities.compact(rate), small))
-    if run.steps:
-        small = f"tokens in {len(run.steps):,} steps"
-        figures.append(_figure("Trained on", quantities.compact(measures.tokens_trained(run)), small))
+    if run.steps and (tokens := measures.tokens_trained(run)):
+        small = f"tokens in {measures.steps_done(run):,} steps"
+        figures.append(_figure("Trained on", quantities.compact(tokens), small))
     if run.store and run.store.tokens is not None:
         small = f"tokens, {run.store.documents or 0:,} documents"
         figures.append(_figure("Store", quantities.compact(run.store.tokens), small))

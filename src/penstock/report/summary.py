@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from penstock.report import measures, quantities
+from penstock.report.fields import finite
 from penstock.report.manifest import MANIFEST_NAME, PAGE_NAME
 from penstock.report.markup import clipped, visible
 from penstock.report.run import Phase, Run
@@ -47,7 +48,10 @@ def _training_sentence(run: Run) -> str:
     change = measures.loss_change(run)
     if not run.steps or change is None:
         return ""
-    sentence = f"{_plural(len(run.steps), 'step')} over {quantities.compact(measures.tokens_trained(run))} tokens"
+    tokens = measures.tokens_trained(run)
+    sentence = f"{_plural(measures.steps_done(run), 'step')}"
+    if tokens:
+        sentence += f" over {quantities.compact(tokens)} tokens"
     first, last = change
     if len(run.steps) == 1:
         sentence += f", loss {quantities.decimal(last)}"
@@ -56,7 +60,7 @@ def _training_sentence(run: Run) -> str:
     validations = measures.validations(run)
     if validations and validations[-1].bits_per_byte is not None:
         bits = quantities.decimal(validations[-1].bits_per_byte)
-        sentence += f"; held-out text ({validations[-1].split}) costs {bits} bits per byte"
+        sentence += f"; {bits} bits per byte on {validations[-1].split}"
     return f"{sentence}."
 
 
@@ -65,11 +69,15 @@ def _plural(number: int, noun: str) -> str:
 
 
 def phase_rates(phase: Phase, run: Run) -> str:
-    """What the phase did per second; the steps' own rate where the training phase counted nothing itself."""
-    num_bytes, num_tokens = measures.phase_amounts(phase.detail)
-    if phase.name == "train" and num_tokens is None:
-        rate = measures.tokens_per_second(run)
+    """What the phase did per second.
+
+    Training gives its own rate, or else that of its steps: its tokens are those of the whole run, its seconds those
+    since the last resume.
+    """
+    if phase.name == measures.TRAINING_PHASE:
+        rate = finite(phase.detail.get("tokens_per_second")) or measures.tokens_per_second(run)
         return f"{quantities.compact(rate)} tokens/s" if rate else ""
+    num_bytes, num_tokens = finite(phase.detail.get("bytes")), finite(phase.detail.get("tokens"))
     return quantities.rates(seconds=phase.seconds, num_bytes=num_bytes, num_tokens=num_tokens)
 
 

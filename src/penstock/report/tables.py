@@ -34,7 +34,7 @@ WIDE_FACT_CHARACTERS = 50
 NOTHING = Markup("")
 ABSENT = "-"
 NUMBER = "number"  # class of a column of figures: set flush right
-UNIT_ENDINGS = ("_bytes", "_seconds", "_percent", "_watts")
+UNIT_ENDINGS = ("_bytes_per_second", "_bytes", "_seconds", "_percent", "_watts", "_flops")
 
 
 def line(value: Any) -> str:
@@ -93,6 +93,10 @@ def value_text(name: str, value: Any) -> str:
     number = finite(value)
     if number is None:
         return line({True: "yes", False: "no"}[value] if isinstance(value, bool) else value)
+    if name.endswith("bytes_per_second"):
+        return quantities.compact(number, unit="B/s")
+    if name.endswith("flops"):
+        return quantities.compact(number, unit="FLOP/s")
     if name.endswith("bytes"):
         return quantities.bytes_text(number)
     if name.endswith("seconds"):

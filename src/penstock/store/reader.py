@@ -78,7 +78,7 @@ def _split_version(text: str, version: int | None) -> tuple[Path, int | None]:
 class Segment:
     """The tokens of one segment, mapped; every block is checked the first time it is touched."""
 
-    def __init__(self, store: Path, entry: SegmentEntry, dtype: np.dtype[Any]) -> None:
+    def __init__(self, store: Path, entry: SegmentEntry, dtype: np.dtype[Any], seen: npt.NDArray[np.bool_]) -> None:
         self.path = store / SEGMENTS / f"{entry.name}.tokens"
         blocks_path = self.path.with_suffix(".blocks")
         blocks = blocks_path.read_bytes()
@@ -91,17 +91,17 @@ class Segment:
             self._map = mmap.mmap(file.fileno(), entry.bytes, access=mmap.ACCESS_READ)
         self._bytes = memoryview(self._map)
         self.tokens: npt.NDArray[Any] = np.frombuffer(self._map, dtype)
-        self.seen = np.zeros(len(self._checksums), np.bool_)
+        self._seen = seen
 
     def check_blocks(self, blocks: Iterable[int]) -> None:
         """Compares blocks with their checksums, those not seen before."""
         for block in blocks:
-            if self.seen[block]:
+            if self._seen[block]:
                 continue
             start = block * BLOCK_BYTES
             if checksum(self._bytes[start : start + BLOCK_BYTES]) != self._checksums[block]:
                 raise _damaged(self.path, f"the 64 KiB block at byte {start} isn't what was committed")
-            self.seen[block] = True
+            self._seen[block] = True
 
     def close(self) -> None:
         """Gives the map back once nothing views it any more."""
@@ -123,6 +123,9 @@ class Store:
         self._check_sizes()
         self.arrays: dict[str, npt.NDArray[Any]] = self._read_arrays()
         self._segments: list[Segment | None] = [None] * len(self.manifest.segments)
+        blocks = [-(-entry.bytes // BLOCK_BYTES) for entry in self.manifest.segments]
+        self._first_block = np.concatenate([[0], np.cumsum(blocks, dtype=np.int64)])
+        self._seen = np.zeros(int(self._first_block[-1]), np.bool_)
 
     @property
     def digest(self) -> str:
@@ -162,8 +165,19 @@ class Store:
         """A segment, opened on first use."""
         segment = self._segments[number]
         if segment is None:
-            segment = self._segments[number] = Segment(self.path, self.manifest.segments[number], self.dtype)
+            seen = self._seen[self._first_block[number] : self._first_block[number + 1]]
+            segment = self._segments[number] = Segment(self.path, self.manifest.segments[number], self.dtype, seen)
         return segment
+
+    def unchecked(
+        self, segments: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Which spans must still go through `read`, because a block of theirs may not have been checked yet."""
+        first = offsets * self.dtype.itemsize // BLOCK_BYTES
+        last = ((offsets + lengths) * self.dtype.itemsize - 1) // BLOCK_BYTES
+        base = self._first_block[segments]
+        # Spans of three blocks and more are long enough that asking `read` each time costs nothing by comparison.
+        return ~(self._seen[base + first] & self._seen[base + last] & (last - first < 2))
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view."""

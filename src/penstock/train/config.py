@@ -50,14 +50,14 @@ class ModelConfig(_Settings):
     """The built-in decoder: a preset, and what differs from it (`None` keeps the preset's value)."""
 
     preset: Literal["tiny", "small", "medium", "large", "xlarge"] = "tiny"
-    num_layers: int | None = Field(None, ge=1)
-    num_heads: int | None = Field(None, ge=1)
-    num_kv_heads: int | None = Field(None, ge=1)
-    hidden_size: int | None = Field(None, ge=2)
-    feed_forward_size: int | None = Field(None, ge=1)
-    max_positions: int | None = Field(None, ge=1, description="None: the run's seq_len")
-    rope_theta: float = Field(10_000.0, gt=0)
-    norm_eps: float = Field(1e-5, gt=0)
+    num_layers: int | None = Field(default=None, ge=1)
+    num_heads: int | None = Field(default=None, ge=1)
+    num_kv_heads: int | None = Field(default=None, ge=1)
+    hidden_size: int | None = Field(default=None, ge=2)
+    feed_forward_size: int | None = Field(default=None, ge=1)
+    max_positions: int | None = Field(default=None, ge=1, description="None: the run's seq_len")
+    rope_theta: float = Field(default=10_000.0, gt=0)
+    norm_eps: float = Field(default=1e-5, gt=0)
     tie_embeddings: bool = True
 
     def shape(self, *, vocab_size: int, seq_len: int) -> ModelShape:
@@ -91,33 +91,33 @@ class TrainConfig(_Settings):
     """One run. The defaults are the demo: they fit two CPU cores and a minute or two."""
 
     model: ModelConfig = ModelConfig()
-    seq_len: int = Field(256, ge=1)
-    batch_rows: int = Field(16, ge=1, description="rows per step, over all devices and micro-batches")
-    micro_batch_rows: int | None = Field(None, ge=1, description="None: by rule")
+    seq_len: int = Field(default=256, ge=1)
+    batch_rows: int = Field(default=16, ge=1, description="rows per step, over all devices and micro-batches")
+    micro_batch_rows: int | None = Field(default=None, ge=1, description="None: by rule")
     document_boundaries: bool = True
-    steps: int = Field(150, ge=1)
-    learning_rate: float | None = Field(None, gt=0, description="the peak; None: the preset's")
-    warmup_steps: int | None = Field(None, ge=0)
-    warmup_ratio: float | None = Field(None, ge=0, le=1, description="of `steps`; 0.1 when neither is given")
+    steps: int = Field(default=150, ge=1)
+    learning_rate: float | None = Field(default=None, gt=0, description="the peak; None: the preset's")
+    warmup_steps: int | None = Field(default=None, ge=0)
+    warmup_ratio: float | None = Field(default=None, ge=0, le=1, description="of `steps`; 0.1 when neither is given")
     schedule: Literal["linear", "cosine", "constant"] = "cosine"
-    min_learning_rate_ratio: float = Field(0.1, ge=0, le=1)
-    weight_decay: float = Field(0.1, ge=0)
+    min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
+    weight_decay: float = Field(default=0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    max_grad_norm: float | None = Field(1.0, gt=0, description="None: no clipping")
-    seed: int = Field(42, ge=0, lt=2**63)
+    eps: float = Field(default=1e-8, gt=0)
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="None: no clipping")
+    seed: int = Field(default=42, ge=0, lt=2**63)
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool = False
-    eval_every_steps: int | None = Field(50, ge=1, description="None: at the end only")
-    eval_rows: int | None = Field(128, ge=1, description="held-out rows per evaluation; None: all")
-    checkpoint_every_steps: int | None = Field(50, ge=1, description="None: at the end only")
-    keep_checkpoints: int = Field(2, ge=1)
-    log_every_steps: int = Field(1, ge=1)
-    prefetch_batches: int = Field(2, ge=0)
-    sample_tokens: int = Field(48, ge=0, description="0: no samples")
+    eval_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
+    eval_rows: int | None = Field(default=128, ge=1, description="held-out rows per evaluation; None: all")
+    checkpoint_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
+    keep_checkpoints: int = Field(default=2, ge=1)
+    log_every_steps: int = Field(default=1, ge=1)
+    prefetch_batches: int = Field(default=2, ge=0)
+    sample_tokens: int = Field(default=48, ge=0, description="0: no samples")
     stop_after_steps: int | None = Field(
-        None, ge=1, description="of this start of the run; then saves and stops, as on SIGTERM"
+        default=None, ge=1, description="of this start of the run; then saves and stops, as on SIGTERM"
     )
 
     @model_validator(mode="after")
@@ -181,7 +181,8 @@ def _read_settings(path: Path) -> dict[str, Any]:
         settings = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(
-            f"the config {path} can't be read: {error.strerror}", hint="check the path, or leave it out for the defaults"
+            f"the config {path} can't be read: {error.strerror}",
+            hint="check the path, or leave it out for the defaults",
         ) from error
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -225,4 +226,6 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
         known = [f"model.{name}" for name in ModelConfig.model_fields] if in_model else list(TrainConfig.model_fields)
         return ConfigError(f"unknown setting {key!r}{where}", hint=f"known settings: {nearest_first(key, known)}")
     more = f" ({len(problems) - 1} more settings are wrong too)" if len(problems) > 1 else ""
-    return ConfigError(f"{key} is {first['input']!r}{where}: {first['msg']}{more}", hint=f"set {key} to a value as named")
+    return ConfigError(
+        f"{key} is {first['input']!r}{where}: {first['msg']}{more}", hint=f"set {key} to a value as named"
+    )

@@ -20,8 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.load.torch import TorchBatch
-from penstock.train.loss import IGNORED_LABEL, Autocast, cross_entropy_sum, logits_of
+from penstock.load.torch import IGNORED_LABEL, TorchBatch
+from penstock.train.loss import Autocast, cross_entropy_sum, logits_of
 
 __all__ = ["Evaluation", "evaluate", "evaluation_mode"]
 

@@ -149,7 +149,8 @@ def train(
         # What is to be done, with what.
         tokenizer = store.tokenizer()
         shape = config.model.shape(vocab_size=tokenizer.vocab_size, seq_len=config.seq_len)
-        rows = plan_concat(store, split="train", seq_len=config.seq_len)
+        boundaries = config.document_boundaries
+        rows = plan_concat(store, split="train", seq_len=config.seq_len, boundaries=boundaries)
         held_out = validation_plan(config, store, log)
         model = build_model(shape, seed=config.seed)
         if checkpoint is not None and progress.is_finished:
@@ -304,7 +305,11 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
         ("attention", "sdpa with a document mask" if inside else "sdpa, causal", "torch picks the kernel"),
         ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
         ("optimizer", "AdamW", "weight decay on matrices only"),
-        ("warmup_steps", config.num_warmup_steps, "as set" if config.warmup_steps is not None else "ceil(ratio * steps)"),
+        (
+            "warmup_steps",
+            config.num_warmup_steps,
+            "as set" if config.warmup_steps is not None else "ceil(ratio * steps)",
+        ),
         (
             "learning_rate",
             config.peak_learning_rate,

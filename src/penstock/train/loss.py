@@ -15,20 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.load.torch import TorchBatch
+from penstock.load.torch import IGNORED_LABEL, TorchBatch
 
-__all__ = ["IGNORED_LABEL", "add_gradients", "cross_entropy_sum", "logits_of"]
-
-IGNORED_LABEL = -100
+__all__ = ["Autocast", "add_gradients", "cross_entropy_sum", "logits_of"]
 
 Autocast = Callable[[], AbstractContextManager[None]]
 
 
 def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     """Nats, summed over the labels that aren't -100."""
-    return F.cross_entropy(
-        logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum"
-    )
+    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def logits_of(model: nn.Module, batch: TorchBatch, *, document_boundaries: bool, autocast: Autocast) -> Tensor:
@@ -45,11 +41,10 @@ def add_gradients(
 
     The result stays on the device: reading it would make the host wait for each micro-batch.
     """
-    num_rows = len(batch.inputs)
     # A batch without a single target has a gradient of zero, not of 0/0.
     num_targets = max(1, batch.num_targets)
     total = torch.zeros((), device=batch.inputs.device)
-    for first_row in range(0, num_rows, micro_batch_rows):
+    for first_row in range(0, len(batch), micro_batch_rows):
         micro_batch = batch[first_row : first_row + micro_batch_rows]
         logits = logits_of(model, micro_batch, document_boundaries=document_boundaries, autocast=autocast)
         loss = cross_entropy_sum(logits, micro_batch.labels) / num_targets

@@ -42,7 +42,7 @@ class HardwareMonitor:
             self._failure = error
 
     def _sample(self) -> dict[str, Any]:
-        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+        gpus = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()  # type: ignore[no-untyped-call]
         return {
             "cpu_percent": psutil.cpu_percent(interval=None),
             "memory_bytes": self._process.memory_info().rss,
@@ -60,7 +60,9 @@ class HardwareMonitor:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._stop.set()
         self._thread.join()
         if self._failure is not None:

@@ -27,7 +27,7 @@ def saved_random_state() -> dict[str, Any]:
     """The global generators' states as JSON values."""
     version, words, gaussian = random.getstate()
     kind, keys, position, has_gaussian, cached_gaussian = np.random.get_state(legacy=True)
-    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
     return {
         "python": [version, list(words), gaussian],
         "numpy": [kind, np.asarray(keys).tolist(), position, has_gaussian, cached_gaussian],

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from penstock.train.evaluate import evaluation_mode
 from penstock.train.loss import Autocast
 from penstock.train.model import Decoder
-from penstock.train.evaluate import evaluation_mode
 
 __all__ = ["sampled_ids"]
 

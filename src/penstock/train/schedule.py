@@ -1,7 +1,7 @@
 """The learning rate of each step: a pure function, so that resuming needs no state.
 
 Steps count from 0. Warm-up rises in equal parts and reaches the peak with its last step; it starts above zero, since a
-step with a rate of zero would be wasted. What follows falls towards `minimum`, which the step after the last would have.
+step with a rate of zero would be wasted. What follows falls towards `minimum`, the rate of the step after the last.
 """
 
 from __future__ import annotations

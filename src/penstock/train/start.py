@@ -90,10 +90,11 @@ def refuse_another_run(checkpoint: Checkpoint, config: TrainConfig, store: Store
 def validation_plan(config: TrainConfig, store: Store, log: RunLog) -> Plan | None:
     """The rows of the `val` split, or None, recorded with the reason, if there are none."""
     if "val" not in store.manifest.splits:
-        log.append("event", message=f"no held-out evaluation: the store's splits are {', '.join(store.manifest.splits)}")
+        names = ", ".join(store.manifest.splits)
+        log.append("event", message=f"no held-out evaluation: expected a split 'val', the store has {names}")
         return None
     try:
-        plan = plan_concat(store, split="val", seq_len=config.seq_len)
+        plan = plan_concat(store, split="val", seq_len=config.seq_len, boundaries=config.document_boundaries)
     except PlanError as error:
         log.append("event", message=f"no held-out evaluation: {error.message}")
         return None

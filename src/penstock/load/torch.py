@@ -1,0 +1,175 @@
+"""Batches as PyTorch tensors on a device.
+
+Tokens travel in store width from pinned memory, without blocking, and are widened where they arrive; labels, document
+numbers are made there, when asked for. On a CPU the same code is a plain copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import MissingExtraError
+from penstock.load.gather import Batch, Gatherer
+from penstock.load.loader import Loader
+from penstock.pack import Plan
+
+try:
+    import torch
+except ImportError as error:
+    raise MissingExtraError("torch", extra="torch", wanted_for="the PyTorch loader") from error
+
+__all__ = ["IGNORED_LABEL", "TorchBatch", "TorchLoader", "sequential_batches"]
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class TorchBatch:
+    """A batch on the device; rows can be sliced off it as micro-batches.
+
+    Attributes:
+        tokens: [B, T + 1] int64.
+        loss_mask: [B, T] bool, whether the label at this position counts.
+        cu_seqlens: [K] int32, where documents begin over the flat B x T positions, padded with B x T.
+        row_targets: [B] labels that count in each row, on the host, so that counting never waits for the device.
+        first_row: row of the whole batch at which this slice begins.
+    """
+
+    tokens: torch.Tensor
+    loss_mask: torch.Tensor
+    cu_seqlens: torch.Tensor
+    row_targets: npt.NDArray[np.int64]
+    first_row: int = 0
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """[B, T] int64, a view."""
+        return self.tokens[:, :-1]
+
+    @cached_property
+    def labels(self) -> torch.Tensor:
+        """[B, T] int64, the next tokens, `IGNORED_LABEL` where the label doesn't count."""
+        return self.tokens[:, 1:].masked_fill(~self.loss_mask, IGNORED_LABEL)
+
+    @cached_property
+    def document_ids(self) -> torch.Tensor:
+        """[B, T] int32, equal inside a document; attention stays inside equal numbers."""
+        begin = self.first_row * self.loss_mask.shape[1]
+        positions = torch.arange(begin, begin + self.loss_mask.numel(), dtype=torch.int32, device=self.tokens.device)
+        return torch.bucketize(positions, self.cu_seqlens, right=True, out_int32=True).view(self.loss_mask.shape)
+
+    @property
+    def num_targets(self) -> int:
+        """Labels that count."""
+        return int(self.row_targets.sum())
+
+    def __len__(self) -> int:
+        return len(self.row_targets)
+
+    def __getitem__(self, rows: slice) -> TorchBatch:
+        begin, _, _ = rows.indices(len(self))
+        return TorchBatch(
+            tokens=self.tokens[rows],
+            loss_mask=self.loss_mask[rows],
+            cu_seqlens=self.cu_seqlens,
+            row_targets=self.row_targets[rows],
+            first_row=self.first_row + begin,
+        )
+
+
+class TorchLoader:
+    """`Loader` with tensors: an endless iterator of `TorchBatch`.
+
+    Args:
+        plan: the rows.
+        batch_rows: rows per global batch, over all ranks.
+        device: where batches go.
+        loader_options: seed, shuffle, rank, world_size, prefetch_batches; see `Loader`.
+    """
+
+    def __init__(self, plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", **loader_options: Any) -> None:
+        self._device = torch.device(device)
+        self._pinned = self._device.type == "cuda"
+        self._loader = Loader(plan, batch_rows=batch_rows, allocate=self._allocate, **loader_options)
+
+    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        if not self._pinned:
+            return np.empty(shape, dtype)
+        array: npt.NDArray[Any] = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
+        return array
+
+    @property
+    def position(self) -> int:
+        """Global rows consumed."""
+        return self._loader.position
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`."""
+        return self._loader.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Loader.load_state_dict`."""
+        self._loader.load_state_dict(state)
+
+    def __iter__(self) -> Iterator[TorchBatch]:
+        return self
+
+    def __next__(self) -> TorchBatch:
+        batch = on_device(next(self._loader), self._device)
+        if self._pinned:
+            # The buffer is filled again after the next call, so the copy out of it must have ended by then.
+            torch.cuda.current_stream(self._device).synchronize()
+        return batch
+
+    def close(self) -> None:
+        """Ends the thread that fills ahead."""
+        self._loader.close()
+
+    def __enter__(self) -> TorchLoader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def sequential_batches(
+    plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", limit_rows: int | None = None
+) -> Iterator[TorchBatch]:
+    """Every row of a plan once, in order, for evaluation; the last batch may be short."""
+    gatherer = Gatherer(plan)
+    end = plan.num_rows if limit_rows is None else min(plan.num_rows, limit_rows)
+    for start in range(0, end, batch_rows):
+        rows = np.arange(start, min(start + batch_rows, end))
+        buffer = gatherer.new_buffer(len(rows))
+        gatherer.fill(gatherer.block(rows), 0, len(rows), buffer)
+        batch = Batch(buffer.tokens, buffer.loss_mask, buffer.cu_seqlens, rows, start)
+        yield on_device(batch, torch.device(device))
+
+
+def on_device(batch: Batch, device: torch.device) -> TorchBatch:
+    """Sends the wire format and widens the tokens where they arrive. Nothing in the result refers to the buffer."""
+    row_targets = np.count_nonzero(batch.loss_mask, axis=1)
+    if device.type == "cpu":
+        # numpy widens on this thread; PyTorch would wake its thread pool for a copy of a few microseconds.
+        return TorchBatch(
+            tokens=torch.from_numpy(batch.tokens.astype(np.int64)),
+            loss_mask=torch.from_numpy(batch.loss_mask.copy()),
+            cu_seqlens=torch.from_numpy(batch.cu_seqlens.copy()),
+            row_targets=row_targets,
+        )
+    return TorchBatch(
+        tokens=torch.from_numpy(batch.tokens).to(device, non_blocking=True).long(),
+        loss_mask=torch.from_numpy(batch.loss_mask).to(device, non_blocking=True),
+        cu_seqlens=torch.from_numpy(batch.cu_seqlens).to(device, non_blocking=True),
+        row_targets=row_targets,
+    )
+
+
+def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
