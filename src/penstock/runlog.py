@@ -5,7 +5,7 @@ In: calls of `RunLog.append` from any stage. Out: `RUN/records.jsonl`, one JSON 
 write per record; `flush` makes it durable at the borders that matter (phase ends, checkpoints).
 
 Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
-    start       command, version, python, platform, hardware
+    start       command, version, python, platform, hardware, config{}
     phase       name, status ok|failed, seconds, detail{}
     choice      name, value, reason
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}

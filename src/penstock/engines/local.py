@@ -2,8 +2,8 @@
 
 Three stages per unit: read (one thread, so that the disk sees one reader), encode (as many threads as workers; native
 code with the GIL released) and write (one thread, so that waiting for the disk never stops an encoder). At most
-`workers + 3` units are in flight, which bounds memory. Threads, not processes: nothing to orphan, nothing to pickle, and
-two encoders in two threads reach twice the rate of one (docs/log.md).
+`workers + 3` units are in flight, which bounds memory. Threads, not processes: nothing to orphan, nothing to pickle,
+and two encoders in two threads reach twice the rate of one (docs/log.md).
 """
 
 from __future__ import annotations

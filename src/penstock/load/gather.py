@@ -165,7 +165,7 @@ class Gatherer:
 
     def _copy_tokens(self, block: RowBlock, begin: int, end: int, out: npt.NDArray[Any]) -> None:
         """One copy per row; memory views, because slicing them costs half of what slicing arrays does."""
-        flat = memoryview(out.reshape(-1))
+        flat = out.reshape(-1).data
         width = self._plan.seq_len + 1
         rows = slice(begin, end)
         places = zip(block.segments[rows], block.offsets[rows], block.lengths[rows], block.unchecked[rows], strict=True)
@@ -181,7 +181,7 @@ class Gatherer:
             at += width
 
     def _view(self, segment: int) -> memoryview:
-        view = self._views[segment] = memoryview(self._store.segment(segment).tokens)
+        view = self._views[segment] = self._store.segment(segment).tokens.data
         return view
 
     def _copy_rest(self, row: int, done: int, out: npt.NDArray[Any]) -> None:

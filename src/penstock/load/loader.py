@@ -69,7 +69,9 @@ class Loader:
         self._gatherer = Gatherer(plan)
         self._block: tuple[int, RowBlock] | None = None
         rows = batch_rows // world_size
-        self._buffers = [self._gatherer.new_buffer(rows, allocate) for _ in range(prefetch_batches + prefetch_batches % 2 or 1)]
+        self._buffers = [
+            self._gatherer.new_buffer(rows, allocate) for _ in range(prefetch_batches + prefetch_batches % 2 or 1)
+        ]
         self._prefetch = prefetch_batches > 0
         self._producer: _Producer | None = None
 
@@ -89,7 +91,11 @@ class Loader:
             ResumeError: the state belongs to another store, plan or order; both sides are shown.
         """
         saved, own = state.get("identity"), self.identity
-        if state.get("format") != STATE_FORMAT or not isinstance(saved, dict) or not isinstance(state.get("position"), int):
+        if (
+            state.get("format") != STATE_FORMAT
+            or not isinstance(saved, dict)
+            or not isinstance(state.get("position"), int)
+        ):
             raise ResumeError("this isn't the saved state of a loader", hint="pass what `state_dict()` returned")
         if saved != own:
             differing = [name for name in own if saved.get(name) != own[name]]

@@ -93,7 +93,9 @@ class TorchLoader:
         loader_options: seed, shuffle, rank, world_size, prefetch_batches; see `Loader`.
     """
 
-    def __init__(self, plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", **loader_options: Any) -> None:
+    def __init__(
+        self, plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", **loader_options: Any
+    ) -> None:
         self._device = torch.device(device)
         self._pinned = self._device.type == "cuda"
         self._loader = Loader(plan, batch_rows=batch_rows, allocate=self._allocate, **loader_options)

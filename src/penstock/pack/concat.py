@@ -54,7 +54,9 @@ def plan_concat(store: Store, *, split: str = "train", seq_len: int, boundaries:
     )
 
 
-def _pieces(store: Store, documents: Integers, lengths: Integers, starts: Integers) -> tuple[Integers, Integers, Integers]:
+def _pieces(
+    store: Store, documents: Integers, lengths: Integers, starts: Integers
+) -> tuple[Integers, Integers, Integers]:
     """Stream start, segment and offset of each stretch of documents that lie one after another in one segment."""
     segments = store.arrays["segment"][documents].astype(np.int64)
     offsets = store.arrays["offset"][documents].astype(np.int64)

@@ -1,8 +1,8 @@
 """A plan: which tokens are in which row, as arithmetic over a virtual stream.
 
-The documents of a split, one after another, form a stream of M tokens. A plan cuts it into rows: row r reads up to T + 1
-tokens from `r * T`, so that it has T inputs and the T next tokens as labels. Nothing is copied: a plan is a few arrays
-over the store's index, made in seconds for millions of documents, for any row length.
+The documents of a split, one after another, form a stream of M tokens. A plan cuts it into rows: row r reads up to
+T + 1 tokens from `r * T`, so that it has T inputs and the T next tokens as labels. Nothing is copied: a plan is a few
+arrays over the store's index, made in seconds for millions of documents, for any row length.
 
     documents        [D]      numbers in the store, in stream order
     document_starts  [D + 1]  stream position of each, then M

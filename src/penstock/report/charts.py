@@ -127,7 +127,7 @@ def _plot(chart: Chart, drawn: Sequence[Series], *, across: Scale, down: Scale) 
         for tick in down.ticks
     ]
     paths = joined([_lines(chart, one, across=across, down=down) for one in drawn])
-    dots = [_dots(chart, one, across=across, down=down) for one in drawn if one.look is Look.DOTS]
+    dots = [_dots(chart, one, across=across, down=down) for one in drawn]
     # The nested drawing alone is stretched; strokes keep their width by vector-effect, text and dots lie outside it.
     stretched = tag(
         "svg",
@@ -181,9 +181,9 @@ def _lines(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
     commands = []
     floor = _pixel(chart, down, down.low)
     for run in _runs_of_known(thinned(one.points, most=MOST_POINTS)):
+        if len(run) == 1:
+            continue  # drawn as a dot
         places = [f"{across.share(x) * PLOT_UNITS:.1f} {_pixel(chart, down, y)}" for x, y in run]
-        if len(places) == 1:
-            places *= 2  # with round caps, a line of no length is a dot
         path = "M" + "L".join(places)
         if one.look is Look.AREA:
             first, last = (f"{across.share(x) * PLOT_UNITS:.1f}" for x in (run[0][0], run[-1][0]))
@@ -194,6 +194,9 @@ def _lines(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
 
 
 def _dots(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
+    """A dot for every point of a series of dots; in the others, for points without a neighbour to draw a line to."""
+    runs = _runs_of_known(thinned(one.points, most=MOST_DOTS if one.look is Look.DOTS else MOST_POINTS))
+    points = [point for run in runs if len(run) == 1 or one.look is Look.DOTS for point in run]
     dots = [
         tag(
             "circle",
@@ -203,7 +206,6 @@ def _dots(chart: Chart, one: Series, *, across: Scale, down: Scale) -> Markup:
             r=3.5,
             class_=f"dot {one.tone}",
         )
-        for x, y in thinned(one.points, most=MOST_DOTS)
-        if y is not None
+        for x, y in points
     ]
     return joined(dots)

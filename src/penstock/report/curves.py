@@ -6,18 +6,19 @@ faint behind their smoothed course once there are enough of them. Cost: linear i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from penstock.report import measures, quantities
 from penstock.report.charts import Chart, Look, Series
 from penstock.report.run import Run, Step
-from penstock.report.scales import Point, running_middle
+from penstock.report.scales import Point, running_middle, stretch_means
 
 __all__ = ["loss_chart", "small_charts"]
 
 FEWEST_TO_SMOOTH = 30
 WINDOWS_PER_RUN = 25
-WIDEST_WINDOW = 501
+MOST_TO_SMOOTH = 2000
 # From here on a linear axis would squeeze the later, interesting part of a loss curve into its lowest tenth.
 LOG_FROM_RATIO = 10
 
@@ -29,10 +30,14 @@ def _points(run: Run, value: Callable[[Step], float | None]) -> list[Point]:
 def _raw_and_smooth(points: list[Point], *, name: str, tone: str = "train") -> list[Series]:
     if sum(y is not None for _, y in points) < FEWEST_TO_SMOOTH:
         return [Series(name=name, points=points, tone=tone)]
-    window = min(max(5, len(points) // WINDOWS_PER_RUN), WIDEST_WINDOW) | 1
+    # A long run is averaged first: the eye can't tell, and smoothing 100,000 points by themselves takes seconds.
+    stretch = math.ceil(len(points) / MOST_TO_SMOOTH)
+    coarse = stretch_means(points, stretch=stretch)
+    window = max(5, len(coarse) // WINDOWS_PER_RUN) | 1
+    smooth = running_middle(coarse, window=window)
     return [
         Series(name=name, points=points, look=Look.FAINT, tone=tone),
-        Series(name=f"smoothed over {window} points", points=running_middle(points, window=window), tone=tone),
+        Series(name=f"smoothed over {window * stretch:,} points", points=smooth, tone=tone),
     ]
 
 
@@ -47,7 +52,7 @@ def loss_chart(run: Run) -> Chart:
     values = [y for _, y in [*training, *held_out] if y is not None]
     is_log = bool(values) and min(values) > 0 and max(values) / min(values) >= LOG_FROM_RATIO
     change = measures.loss_change(run)
-    readout = " → ".join(quantities.decimal(loss) for loss in change) if change else ""
+    readout = " → ".join(dict.fromkeys(quantities.decimal(loss) for loss in change)) if change else ""
     return Chart(
         title="Loss",
         subtitle=f"nats per token, by step{', logarithmic' if is_log else ''}",
@@ -76,19 +81,19 @@ def _tick_text(value: float) -> str:
 
 
 def small_charts(run: Run) -> list[Chart]:
-    """The four charts below the loss; those without a single value are left out."""
+    """The four charts below the loss; those without two values to join are left out."""
     charts = [_throughput_chart(run), _stall_chart(run), _learning_rate_chart(run), _gradient_chart(run)]
-    return [chart for chart in charts if any(y is not None for one in chart.series for _, y in one.points)]
+    return [chart for chart in charts if sum(y is not None for _, y in chart.series[0].points) > 1]
 
 
 def _throughput_chart(run: Run) -> Chart:
     points = _points(run, lambda step: step.tokens / step.seconds if step.tokens and step.seconds else None)
     rate = measures.timing(run)["tokens_per_second_median"]
-    text = f"{quantities.compact(rate)} tokens/s" if rate else ""
+    text = f"median {quantities.compact(rate)}" if rate else ""
     return Chart(
         title="Throughput",
         subtitle="tokens per second",
-        description=f"Real tokens per second of step time, median {text}.",
+        description=f"Real tokens per second of step time, {text}.",
         readout=text,
         series=_raw_and_smooth(points, name="each step"),
         value_text=lambda value: quantities.compact(value).replace(" ", ""),

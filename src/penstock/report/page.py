@@ -78,12 +78,11 @@ def _body(run: Run, title: str) -> Markup:
         )
         for name, content in parts
     ]
-    empty = tag("p", "The records hold nothing yet.", class_="quiet") if not parts else Markup("")
     return joined(
         [
             _header(run, title),
             tag("nav", *links, aria_label="Sections") if links else Markup(""),
-            tag("main", key_figures(run), *blocks, empty),
+            tag("main", key_figures(run), *blocks),
             tag("footer", "Written by penstock from records.jsonl. This page loads nothing and runs nothing."),
         ],
         separator="\n",

@@ -102,6 +102,7 @@ class Run:
     """Everything the records say."""
 
     status: str = "interrupted"
+    has_ended: bool = False
     message: str = ""
     failed_phase: str | None = None
     command: str = ""
@@ -193,6 +194,7 @@ def _outcome(session: list[Record]) -> dict[str, Any]:
     failed = [record for record in _of_kind(session, "phase") if record.get("status") == "failed"]
     return {
         "status": line_of(ends[-1].get("status")) if ends else "interrupted",
+        "has_ended": bool(ends),
         "message": line_of(ends[-1].get("message")) if ends else "",
         "failed_phase": line_of(failed[-1].get("name")) if failed else None,
     }

@@ -12,7 +12,7 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["Point", "Scale", "running_middle", "scale_over", "thinned"]
+__all__ = ["Point", "Scale", "running_middle", "scale_over", "stretch_means", "thinned"]
 
 Point = tuple[float, float | None]
 
@@ -20,6 +20,8 @@ ROUND_STEPS = (1.0, 2.0, 2.5, 5.0, 10.0)
 LOG_MULTIPLES = (1.0, 2.0, 5.0)
 MOST_LOG_TICKS = 7
 FEWEST_IN_WINDOW = 5
+LEAST_SPREAD = 1e-9  # below it, ticks would differ only in digits that floats barely have
+TINY = 1e-200
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,14 +51,15 @@ def scale_over(
 ) -> Scale:
     """The axis that holds the values; its ends are round numbers unless `tight`."""
     low, high = (0.0 if from_zero else min(values)), max(*values, high_at_least)
-    if is_log and low > 0 and high > low:
+    if is_log and low > TINY and high > low:
         return _log_scale(low, high)
-    if high <= low:  # a constant: a range of its own size around it, so that the line lies in the middle
-        spread = abs(high) / 2 or 1.0
+    if high - low <= max(abs(low), abs(high)) * LEAST_SPREAD + TINY:
+        # A constant gets a range of its own size, so that its line lies in the middle.
+        spread = abs(high) / 2 if abs(high) > TINY else 1.0
         low, high = (0.0 if from_zero else low - spread), high + spread
     step = _round_step((high - low) / 4)
     first, last = math.floor(low / step), math.ceil(high / step)
-    ticks = tuple(round(place * step, 12) for place in range(first, last + 1))
+    ticks = tuple(float(f"{place * step:.12g}") for place in range(first, last + 1))
     if tight:
         return Scale(low=low, high=high, ticks=tuple(tick for tick in ticks if low <= tick <= high))
     return Scale(low=ticks[0], high=ticks[-1], ticks=ticks)
@@ -83,9 +86,9 @@ def _log_scale(low: float, high: float) -> Scale:
 def running_middle(points: Sequence[Point], *, window: int) -> list[Point]:
     """Each value's interquartile mean with its neighbours: the mean of the middle half of the window.
 
-    As deaf to one slow step or odd batch as a median, and smoother. Near the start the window grows
-    evenly on both sides, so that a steep fall isn't drawn late; at the end it is cut, so that the last value alone
-    doesn't decide where the line ends.
+    As deaf to one slow step or odd batch as a median, and smoother. Near the start the window grows evenly on both
+    sides, so that a steep fall isn't drawn late; places that would have fewer than five values there get none. At the
+    end it is cut, so that the last value alone doesn't decide where the line ends.
     """
     known = [(x, y) for x, y in points if y is not None]
     half, last = window // 2, len(known) - 1
@@ -93,17 +96,24 @@ def running_middle(points: Sequence[Point], *, window: int) -> list[Point]:
     start = end = 0
     smooth: list[Point] = []
     for place, (x, _) in enumerate(known):
-        reach = place + half if place >= half else max(2 * place, FEWEST_IN_WINDOW - 1)
-        while end <= min(reach, last):
+        while end <= min(place + min(half, place), last):
             insort(ordered, known[end][1])
             end += 1
         while start < place - half:
             del ordered[bisect_left(ordered, known[start][1])]
             start += 1
-        outside = len(ordered) // 4
-        inside = ordered[outside : len(ordered) - outside]
-        smooth.append((x, sum(inside) / len(inside)))
+        if len(ordered) >= FEWEST_IN_WINDOW:
+            outside = len(ordered) // 4
+            inside = ordered[outside : len(ordered) - outside]
+            smooth.append((x, sum(inside) / len(inside)))
     return smooth
+
+
+def stretch_means(points: Sequence[Point], *, stretch: int) -> list[Point]:
+    """The mean of every `stretch` points that have a value, at the middle of their places."""
+    known = [(x, y) for x, y in points if y is not None]
+    parts = [known[start : start + stretch] for start in range(0, len(known), stretch)]
+    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
 def thinned(points: Sequence[Point], *, most: int) -> list[Point]:

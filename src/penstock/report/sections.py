@@ -17,7 +17,7 @@ from penstock.report.curves import loss_chart, small_charts
 from penstock.report.fields import finite, flattened
 from penstock.report.markup import Markup, clipped, joined, tag
 from penstock.report.run import Run
-from penstock.report.summary import phase_rates
+from penstock.report.summary import phase_rates, plural
 from penstock.report.tables import (
     ABSENT,
     MOST_TABLE_ROWS,
@@ -46,7 +46,7 @@ def key_figures(run: Run) -> Markup:
     last = validations[-1] if validations else None
     figures = []
     if change:
-        small = f"from {quantities.decimal(change[0])}, {measures.steps_done(run):,} steps"
+        small = f"from {quantities.decimal(change[0])}, {plural(measures.steps_done(run), 'step')}"
         figures.append(_figure("Training loss", quantities.decimal(change[1]), small))
     if last and last.bits_per_byte is not None:
         small = f"bits per byte, loss {quantities.decimal(last.loss)}" if last.loss is not None else "bits per byte"
@@ -56,13 +56,14 @@ def key_figures(run: Run) -> Markup:
         small = f"tokens/s, {quantities.percent(stall)} data stall" if stall is not None else "tokens/s"
         figures.append(_figure("Speed", quantities.compact(rate), small))
     if run.steps and (tokens := measures.tokens_trained(run)):
-        small = f"tokens in {measures.steps_done(run):,} steps"
+        small = f"tokens in {plural(measures.steps_done(run), 'step')}"
         figures.append(_figure("Trained on", quantities.compact(tokens), small))
     if run.store and run.store.tokens is not None:
         small = f"tokens, {run.store.documents or 0:,} documents"
         figures.append(_figure("Store", quantities.compact(run.store.tokens), small))
-    figures.append(_figure("Time", quantities.duration(run.seconds), _starts_text(run)))
-    return tag("dl", *figures, class_="figures")
+    if run.started is not None:
+        figures.append(_figure("Time", quantities.duration(run.seconds), _starts_text(run)))
+    return tag("dl", *figures, class_="figures") if figures else NOTHING
 
 
 def _figure(name: str, value: str, small: str) -> Markup:
@@ -70,7 +71,13 @@ def _figure(name: str, value: str, small: str) -> Markup:
 
 
 def _starts_text(run: Run) -> str:
-    return f"in {run.num_starts} starts" if run.num_starts > 1 else "from start to end"
+    return (
+        f"in {run.num_starts} starts"
+        if run.num_starts > 1
+        else "from start to end"
+        if run.has_ended
+        else "to the last record"
+    )
 
 
 def sections(run: Run) -> list[tuple[str, Markup]]:
@@ -102,7 +109,7 @@ def _training(run: Run) -> Markup:
             for one in reversed(run.evaluations)
         ]
         all_of_them = table("Newest first", header, rows)
-        parts.append(tag("details", tag("summary", f"All {len(rows):,} evaluations"), all_of_them))
+        parts.append(tag("details", tag("summary", f"All {plural(len(rows), 'evaluation')}"), all_of_them))
     return joined(parts)
 
 

@@ -17,7 +17,7 @@ from penstock.report.markup import clipped, visible
 from penstock.report.run import Phase, Run
 from penstock.runlog import Record
 
-__all__ = ["headline", "phase_rates", "summary_lines"]
+__all__ = ["headline", "phase_rates", "plural", "summary_lines"]
 
 MOST_MESSAGE_CHARACTERS = 500
 OUTCOMES = {"completed": "Completed", "failed": "Failed", "interrupted": "Interrupted"}
@@ -34,7 +34,11 @@ def summary_lines(records: Sequence[Record], *, run_folder: Path | None = None) 
 
 def headline(run: Run) -> str:
     """The run in one or two sentences."""
+    if run.started is None:
+        return "Nothing is recorded yet."
     sentence = OUTCOMES.get(run.status, clipped(run.status, most_characters=40))
+    if not run.has_ended:
+        sentence = "Interrupted, or still running,"
     if run.failed_phase:
         sentence += f" in phase {run.failed_phase}"
     sentence += f" after {quantities.duration(run.seconds)}"
@@ -49,7 +53,7 @@ def _training_sentence(run: Run) -> str:
     if not run.steps or change is None:
         return ""
     tokens = measures.tokens_trained(run)
-    sentence = f"{_plural(measures.steps_done(run), 'step')}"
+    sentence = plural(measures.steps_done(run), "step")
     if tokens:
         sentence += f" over {quantities.compact(tokens)} tokens"
     first, last = change
@@ -64,7 +68,8 @@ def _training_sentence(run: Run) -> str:
     return f"{sentence}."
 
 
-def _plural(number: int, noun: str) -> str:
+def plural(number: int, noun: str) -> str:
+    """A count with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 

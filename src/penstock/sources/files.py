@@ -4,7 +4,7 @@ In: a root path. Out: one document per file, in the byte order of the relative p
 lists them in. Every entry that isn't a folder is a document or is counted under a reason:
 
     symlink · special (FIFO, socket, device) · hidden · vendored · not-included · excluded · too-large     (unread)
-    unreadable · empty · binary · not-utf8                                                                (after reading)
+    unreadable · empty · binary · not-utf8                                                               (after reading)
 
 Symbolic links are never followed; a file that turned into a link or a FIFO since the walk isn't opened. Names are bytes
 throughout. The walk is lazy: memory holds one unit's names and the open folders' listings.
@@ -157,7 +157,7 @@ class FilesSource:
             os.close(descriptor)
 
     def _walk(self) -> Iterator[tuple[bytes, os.stat_result, str | None]]:
-        """(relative path, facts, reason to leave it out) of everything that isn't a folder, in byte order of the path."""
+        """(relative path, facts, reason to leave it out) of everything that isn't a folder, by byte order of path."""
         root_stat = os.lstat(self._root)
         if not stat.S_ISDIR(root_stat.st_mode):
             yield b"", root_stat, self._problem(b"", root_stat)
@@ -183,7 +183,7 @@ class FilesSource:
             yield path, facts, inherited or self._problem(path, facts)
 
     def _listing(self, folder: bytes) -> list[_Entry]:
-        """A folder's entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in /."""
+        """Entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in a slash."""
         with os.scandir(self._absolute(folder)) as scan:
             entries = [entry for entry in scan if entry.name not in self._outside]
         entries.sort(key=lambda entry: entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name)

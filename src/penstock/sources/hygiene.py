@@ -15,8 +15,8 @@ __all__ = ["RULES_VERSION", "PathRules", "content_problem", "language_of"]
 RULES_VERSION = 1
 
 VENDORED_FOLDERS = frozenset(
-    [b"node_modules", b"bower_components", b"jspm_packages", b"vendor", b"third_party", b"third-party"]
-    + [b"site-packages", b"dist-packages", b"__pycache__", b"Pods"]
+    b"node_modules bower_components jspm_packages vendor third_party third-party".split()
+    + b"site-packages dist-packages __pycache__ Pods".split()
 )
 
 LANGUAGES = {
@@ -24,8 +24,9 @@ LANGUAGES = {
     for language, extensions in {
         "c": "c h", "c++": "cc cpp cxx hh hpp hxx", "c#": "cs", "css": "css scss less", "go": "go", "html": "html htm",
         "java": "java", "javascript": "js jsx mjs cjs", "json": "json", "kotlin": "kt kts", "lua": "lua",
-        "markdown": "md markdown", "perl": "pl pm", "php": "php", "python": "py pyi pyx", "r": "r", "restructuredtext": "rst",
-        "ruby": "rb", "rust": "rs", "scala": "scala", "shell": "sh bash zsh", "sql": "sql", "swift": "swift",
+        "markdown": "md markdown", "perl": "pl pm", "php": "php", "python": "py pyi pyx", "r": "r",
+        "restructuredtext": "rst", "ruby": "rb", "rust": "rs", "scala": "scala", "shell": "sh bash zsh", "sql": "sql",
+        "swift": "swift",
         "text": "txt", "toml": "toml", "typescript": "ts tsx", "xml": "xml", "yaml": "yaml yml",
     }.items()
 }  # fmt: skip

@@ -1,8 +1,8 @@
 """INPUT words of the command line to sources.
 
-    PATH            a folder or a file, named after its last part
-    NAME=PATH       the same under another name (two inputs may not share one)
-    stdlib:         Python's own standard library, the embedded default: no network, no data needed
+PATH            a folder or a file, named after its last part
+NAME=PATH       the same under another name (two inputs may not share one)
+stdlib:         Python's own standard library, the embedded default: no network, no data needed
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Stage 3: ids <-> disk."""
 
-from penstock.store.prepare import PrepareOptions, PrepareResult, prepare
+from penstock.store.preparation import PrepareOptions, PrepareResult, prepare
 from penstock.store.provenance import document_origin, document_text, summary, token_origin
 from penstock.store.reader import Store, list_versions, open_store
-from penstock.store.verify import Problem, verify
+from penstock.store.verification import Problem, verify
 
 __all__ = [
     "PrepareOptions",

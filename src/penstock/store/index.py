@@ -1,11 +1,12 @@
 """The index of a version: every decision that needs the whole corpus.
 
-In: the records of all units. Out: documents in canonical order (by key), each with its place in a segment, its split and
-whether it is kept; counts; the store digest. Nothing here touches tokens. Memory: about 250 bytes per document.
+In: the records of all units. Out: documents in canonical order (by key), each with its place in a segment, its split
+and whether it is kept; counts; the store digest. Nothing here touches tokens. Memory: about 250 bytes per document.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -141,7 +142,7 @@ def exclusion_reasons(
 
 def _refuse_equal_keys(documents: pa.Table) -> None:
     keys = documents["key"].to_pylist()
-    for left, right in zip(keys, keys[1:], strict=False):
+    for left, right in itertools.pairwise(keys):
         if left == right:
             raise InputError(
                 f"two documents have the key {printable(left)!r}", hint="give each input a name of its own: NAME=PATH"

@@ -1,13 +1,13 @@
 """The bytes of a store: the only module that knows them. docs/format.md is the same in prose.
 
-    STORE/manifests/000001.json          the commit of version 1, with a checksum of itself
-    STORE/segments/NAME.tokens           flat little-endian tokens, nothing else
-    STORE/segments/NAME.blocks           one 64-bit checksum per 64 KiB of NAME.tokens
-    STORE/index/000001-DIGEST/*.array    flat arrays over the documents in canonical order
-    STORE/index/000001-DIGEST/documents.parquet     provenance, same order
-    STORE/tokenizers/DIGEST/tokenizer.json
-    STORE/work/                          records of finished units of an unfinished prepare; no reader looks there
-    STORE/lock                           while a writer runs
+STORE/manifests/000001.json          the commit of version 1, with a checksum of itself
+STORE/segments/NAME.tokens           flat little-endian tokens, nothing else
+STORE/segments/NAME.blocks           one 64-bit checksum per 64 KiB of NAME.tokens
+STORE/index/000001-DIGEST/*.array    flat arrays over the documents in canonical order
+STORE/index/000001-DIGEST/documents.parquet     provenance, same order
+STORE/tokenizers/DIGEST/tokenizer.json
+STORE/work/                          records of finished units of an unfinished prepare; no reader looks there
+STORE/lock                           while a writer runs
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ INDEX_ARRAYS: dict[str, str] = {
     "loss_runs": "<u4",
 }
 """Name and type of each index array. `loss_*` list, for the documents that don't carry loss throughout, their runs:
-document `loss_documents[i]` has the pairs (first token, count) `loss_runs[2 * loss_starts[i] : 2 * loss_starts[i + 1]]`."""
+document `loss_documents[i]` has the pairs (first token, count) number `loss_starts[i]` to `loss_starts[i + 1]`."""
 
 _CHECKSUM_FIELD = b'  "checksum": "'
 _CHECKSUM_TAIL = b'"\n}\n'

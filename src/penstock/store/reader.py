@@ -142,7 +142,11 @@ class Store:
         entry = self.manifest.tokenizer_file
         data = self._checked_bytes(entry)
         end_token = next(
-            (name for name, token in self.manifest.tokenizer["control_tokens"].items() if token == self.manifest.tokenizer["end_id"]),
+            (
+                name
+                for name, token in self.manifest.tokenizer["control_tokens"].items()
+                if token == self.manifest.tokenizer["end_id"]
+            ),
             None,
         )
         spec = TokenizerSpec.from_json(data, origin=str(self.path / entry.name), end_token=end_token)
@@ -177,7 +181,8 @@ class Store:
         last = ((offsets + lengths) * self.dtype.itemsize - 1) // BLOCK_BYTES
         base = self._first_block[segments]
         # Spans of three blocks and more are long enough that asking `read` each time costs nothing by comparison.
-        return ~(self._seen[base + first] & self._seen[base + last] & (last - first < 2))
+        checked: npt.NDArray[np.bool_] = self._seen[base + first] & self._seen[base + last] & (last - first < 2)
+        return ~checked
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view."""
@@ -223,7 +228,7 @@ class Store:
             path = self.path / name
             try:
                 # A link could lead anywhere; the store's own files are plain files inside it.
-                found = os.stat(path, follow_symlinks=False)
+                found = path.stat(follow_symlinks=False)
             except FileNotFoundError:
                 raise _damaged(path, "it is missing") from None
             if found.st_size != expected or path.is_symlink():
@@ -236,7 +241,9 @@ class Store:
             if entry.name.endswith(".array") and name in INDEX_ARRAYS:
                 array = np.frombuffer(self._checked_bytes(entry), INDEX_ARRAYS[name])
                 if not name.startswith("loss") and len(array) != self.num_documents:
-                    raise _damaged(self.path / entry.name, f"it has {len(array)} rows for {self.num_documents} documents")
+                    raise _damaged(
+                        self.path / entry.name, f"it has {len(array)} rows for {self.num_documents} documents"
+                    )
                 arrays[name] = array
         if missing := INDEX_ARRAYS.keys() - arrays.keys():
             raise _damaged(self.path, f"the index lacks {', '.join(sorted(missing))}")
@@ -252,5 +259,6 @@ class Store:
 
 def _damaged(path: Path, problem: str) -> DamagedStoreError:
     return DamagedStoreError(
-        f"{path} is damaged: {problem}", hint="`penstock verify STORE` lists all damage; restore the file or prepare again"
+        f"{path} is damaged: {problem}",
+        hint="`penstock verify STORE` lists all damage; restore the file or prepare again",
     )

@@ -93,7 +93,7 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
 
 def _write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
     """Named by content, so that doing a unit again after a kill writes the same file."""
-    name = strong_hash(memoryview(payload).cast("B")).hex()[:32]
+    name = strong_hash(payload.view(np.uint8).data).hex()[:32]
     blocks = block_checksums(payload).tobytes()
     with fs.atomic_file(store / SEGMENTS / f"{name}.tokens") as file:
         file.write(payload)
@@ -118,7 +118,7 @@ def _encode_record(record: UnitRecord) -> bytes:
 
 
 def read_unit_record(path: Path) -> UnitRecord | None:
-    """The record of a unit that an earlier run finished; None when there is none or it is damaged (then it is redone)."""
+    """The record of a unit that an earlier run finished; None when there is none or it is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:

@@ -58,9 +58,7 @@ ENCODINGS = {
             "<|endofprompt|>": 100276,
         },
     ),
-    "o200k_base": _Encoding(
-        pattern=O200K_PATTERN, control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018}
-    ),
+    "o200k_base": _Encoding(pattern=O200K_PATTERN, control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
 }
 
 
@@ -112,7 +110,7 @@ def _tiktoken_to_json(path: Path) -> bytes:
     encoding = ENCODINGS.get(path.stem)
     if encoding is None:
         raise TokenizerError(
-            f"{path.name}: a rank file names neither its split pattern nor its control tokens, and this name is unknown",
+            f"{path.name}: a rank file doesn't say how text is split, and this name isn't known",
             hint=f"known names: {nearest_first(path.stem, ENCODINGS)}; otherwise give a tokenizer.json",
         )
     ranks = _read_ranks(path)
@@ -130,7 +128,8 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             ranks[base64.b64decode(token, validate=True)] = int(rank)
         except (ValueError, binascii.Error):
             raise TokenizerError(
-                f"{path.name} line {number} isn't `base64 rank`: {line[:40]!r}", hint="get the file again; it is damaged"
+                f"{path.name} line {number} isn't `base64 rank`: {line[:40]!r}",
+                hint="get the file again; it is damaged",
             ) from None
     if len(ranks) < 256:
         raise TokenizerError(f"{path.name} holds {len(ranks)} ranks, fewer than the 256 bytes", hint="get it again")

@@ -118,7 +118,11 @@ class TokenizerSpec:
     def highest_text_id(self) -> int:
         """The largest id that text may become."""
         controls = set(self.control_tokens.values())
-        return max(token for token in [*_vocabulary(self.encoder).values(), *self.kept_tokens.values()] if token not in controls)
+        return max(
+            token
+            for token in [*_vocabulary(self.encoder).values(), *self.kept_tokens.values()]
+            if token not in controls
+        )
 
     @property
     def is_byte_level(self) -> bool:

@@ -1,8 +1,8 @@
 """The one interface to tokenizers: documents in, ids in the store's width out.
 
-`encode` handles plain texts in one native call per batch. `encode_document` handles parts: text between control parts is
-encoded as one run, a control part becomes its control token, and a token carries loss if its first byte lies in a part
-with loss. Instances may be used by many threads; each thread gets an engine of its own.
+`encode` handles plain texts in one native call per batch. `encode_document` handles parts: text between control parts
+is encoded as one run, a control part becomes its control token, and a token carries loss if its first byte lies in a
+part with loss. Instances may be used by many threads; each thread gets an engine of its own.
 """
 
 from __future__ import annotations

@@ -71,7 +71,10 @@ def _train(corpus: Path, vocab_size: int) -> bytes:
     end_id = next(number for number, token in vocabulary.items() if token == separator)
     del spelt[end_id]  # a control token lives outside the model, where merges can't reach it
     # gigatoken puts the end token between the bytes and the merges; ids must stay dense for the model.
-    pairs = [("".join(character_of_byte[b] for b in left), "".join(character_of_byte[b] for b in right)) for left, right in merges]
+    pairs = [
+        ("".join(character_of_byte[b] for b in left), "".join(character_of_byte[b] for b in right))
+        for left, right in merges
+    ]
     ordered = [spelt[number] for number in sorted(spelt)]
     model_vocabulary = {token: number for number, token in enumerate(ordered)}
     return byte_level_json(model_vocabulary, pairs, {END_TOKEN: len(ordered)}, pattern=GPT2_PATTERN)

@@ -15,7 +15,7 @@ from penstock.train.shape import ModelShape
 
 if TYPE_CHECKING:
     from penstock.train.checkpoint import Checkpoint, find_latest
-    from penstock.train.evaluate import Evaluation, evaluate
+    from penstock.train.evaluate import Evaluation
     from penstock.train.loop import TrainResult, train
     from penstock.train.model import Decoder, build_model, flops_per_token, num_parameters
 
@@ -28,7 +28,6 @@ __all__ = [
     "TrainConfig",
     "TrainResult",
     "build_model",
-    "evaluate",
     "find_latest",
     "flops_per_token",
     "load_config",
@@ -36,13 +35,13 @@ __all__ = [
     "train",
 ]
 
+# No name here may equal a module's, such as `evaluate`: importing the module would take the name over.
 _MODULE_OF = {
     "Checkpoint": "checkpoint",
     "Decoder": "model",
     "Evaluation": "evaluate",
     "TrainResult": "loop",
     "build_model": "model",
-    "evaluate": "evaluate",
     "find_latest": "checkpoint",
     "flops_per_token": "model",
     "num_parameters": "model",

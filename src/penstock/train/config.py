@@ -182,7 +182,7 @@ def _read_settings(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(
             f"the config {path} can't be read: {error.strerror}",
-            hint="check the path, or leave it out for the defaults",
+            hint="check the path, or leave it out",
         ) from error
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
@@ -226,6 +226,5 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
         known = [f"model.{name}" for name in ModelConfig.model_fields] if in_model else list(TrainConfig.model_fields)
         return ConfigError(f"unknown setting {key!r}{where}", hint=f"known settings: {nearest_first(key, known)}")
     more = f" ({len(problems) - 1} more settings are wrong too)" if len(problems) > 1 else ""
-    return ConfigError(
-        f"{key} is {first['input']!r}{where}: {first['msg']}{more}", hint=f"set {key} to a value as named"
-    )
+    message = f"{key} is {first['input']!r}{where}: {first['msg']}{more}"
+    return ConfigError(message, hint=f"set {key} to such a value, or leave it out for the default")

@@ -258,7 +258,7 @@ def train(
                     raise TrainingError(
                         f"the loss or its gradient was not finite {SKIPPED_IN_A_ROW_LIMIT} times in a row, "
                         f"last at {where}: loss {loss}, gradient norm {grad_norm}",
-                        hint="try a lower learning_rate or a longer warm-up; `penstock inspect RUN --step` shows the rows",
+                        hint="try a lower learning_rate or a longer warm-up, in a run with another --out",
                     )
 
             # What is due between steps; the last step's evaluation and save follow the loop.

@@ -8,7 +8,6 @@ has one. If the log can't be written the thread ends, and an event says so when 
 from __future__ import annotations
 
 import threading
-from types import TracebackType
 from typing import Any
 
 import psutil
@@ -60,9 +59,7 @@ class HardwareMonitor:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._stop.set()
         self._thread.join()
         if self._failure is not None:

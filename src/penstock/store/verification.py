@@ -1,8 +1,8 @@
 """Whether a store is what was committed, and keeps its promises.
 
 Every byte of every file that any version names is compared with its checksum; the digest is computed again from the
-index; each document's tokens are hashed again; no document lies outside its segment; no content is in two splits. Unlike
-a reader, it goes on after a problem, so that one run lists them all. One pass at memory speed.
+index; each document's tokens are hashed again; no document lies outside its segment; no content is in two splits.
+Unlike a reader, it goes on after a problem, so that one run lists them all. One pass at memory speed.
 """
 
 from __future__ import annotations
@@ -128,7 +128,9 @@ def _meaning_problems(path: Path, version: int) -> list[Problem]:
         if outside:
             return [Problem(file=name, kind="range", detail=f"document {outside[0]} lies outside its segment")]
         problems = [
-            Problem(file=name, kind="tokens", detail=f"the tokens of document {number} aren't those it was committed with")
+            Problem(
+                file=name, kind="tokens", detail=f"the tokens of document {number} aren't those it was committed with"
+            )
             for number in _wrong_tokens(store)
         ]
         digest = store_digest(
@@ -137,7 +139,9 @@ def _meaning_problems(path: Path, version: int) -> list[Problem]:
             columns=digest_columns(store.provenance(), store.arrays),
         )
         if digest != store.digest:
-            problems.append(Problem(file=name, kind="digest", detail=f"the content gives {digest}, it says {store.digest}"))
+            problems.append(
+                Problem(file=name, kind="digest", detail=f"the content gives {digest}, it says {store.digest}")
+            )
         problems += [Problem(file=name, kind="leak", detail=detail) for detail in _leaks(store)]
         return problems
 
@@ -153,7 +157,9 @@ def _documents_outside(store: Store) -> list[int]:
 
 def _wrong_tokens(store: Store) -> list[int]:
     committed = store.provenance()["token_hash"].to_pylist()
-    return [number for number, expected in enumerate(committed) if token_hash(store.document_tokens(number)) != expected]
+    return [
+        number for number, expected in enumerate(committed) if token_hash(store.document_tokens(number)) != expected
+    ]
 
 
 def _leaks(store: Store) -> list[str]:

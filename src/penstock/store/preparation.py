@@ -131,7 +131,12 @@ class _Job:
     """One run of `prepare`, under the store's lock."""
 
     def __init__(
-        self, out: Path, sources: Sequence[Source], tokenizer: Tokenizer, shares: Mapping[str, float], options: PrepareOptions
+        self,
+        out: Path,
+        sources: Sequence[Source],
+        tokenizer: Tokenizer,
+        shares: Mapping[str, float],
+        options: PrepareOptions,
     ) -> None:
         self._out = out
         self._sources = {source.name: source for source in sources}
@@ -346,7 +351,9 @@ class _KnownDocuments:
         with_runs = set(store.arrays["loss_documents"].tolist())
         columns = (store.arrays[name].tolist() for name in ("segment", "offset", "length"))
         contents, tokens = (store.provenance()[name].to_pylist() for name in ("content_hash", "token_hash"))
-        for number, (content, hash_of_tokens, segment, offset, length) in enumerate(zip(contents, tokens, *columns, strict=True)):
+        for number, (content, hash_of_tokens, segment, offset, length) in enumerate(
+            zip(contents, tokens, *columns, strict=True)
+        ):
             if number not in with_runs:
                 self._places[content] = (names[segment], offset, length, hash_of_tokens, None)
 

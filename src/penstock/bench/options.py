@@ -1,0 +1,63 @@
+"""Options of a benchmark: a frozen dataclass per benchmark, filled from the command line by field name.
+
+Out as well: the command that would run it again, in which paths are reduced to their last part, because a result file
+names no place of the machine it was made on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from penstock.errors import ConfigError, nearest_first
+from penstock.hardware import default_workers, probe
+
+__all__ = ["DEFAULT_REPEATS", "command_line", "options_from", "resolved_workers"]
+
+DEFAULT_REPEATS = 3
+
+Options = TypeVar("Options")
+
+
+def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    """An `Options` with the values given; None means the default.
+
+    Raises:
+        ConfigError: the benchmark has no such option, or it needs at least one measurement.
+    """
+    known = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            raise ConfigError(f"unknown benchmark option {name!r}", hint=f"options: {nearest_first(name, known)}")
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    options = kind(**{name: value for name, value in given.items() if value is not None})
+    for name in ("repeats", "workers", "num_batches", "batch_size", "seq_len", "sample_bytes", "steps"):
+        value = getattr(options, name, None)
+        if value is not None and value < 1:
+            raise ConfigError(f"--{name.replace('_', '-')} {value} is too small", hint="give 1 or more")
+    return options
+
+
+def resolved_workers(workers: int | None) -> int:
+    """The number of threads for everyone: as asked, else every core this process may use."""
+    return workers if workers is not None else default_workers(probe())
+
+
+def command_line(benchmark: str, options: Any) -> str:
+    """The command that runs a benchmark with these options."""
+    words = ["penstock", "bench", benchmark]
+    for field in dataclasses.fields(options):
+        value = getattr(options, field.name)
+        if value == field.default:
+            continue
+        flag = "--" + field.metadata.get("flag", field.name.replace("_", "-"))
+        for item in value if isinstance(value, tuple) else (value,):
+            words += [flag, _without_folder(item)]
+    return " ".join(words)
+
+
+def _without_folder(value: object) -> str:
+    text = str(value)
+    return Path(text).name if "/" in text else text

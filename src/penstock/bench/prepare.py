@@ -1,0 +1,153 @@
+"""`bench prepare`: raw files to a committed store, against the encoder's own speed and against Hugging Face datasets.
+
+The ceiling is gigatoken with the documents already in memory and the ids thrown away, on the same number of threads, in
+three ways, of which the fastest counts. The page cache is warm: a first run of ours, not counted, reads every file.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from penstock.bench.corpus import corpus_sources, tokenizer_path
+from penstock.bench.options import DEFAULT_REPEATS, resolved_workers
+from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of
+from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio, ratio_to
+
+__all__ = ["Options", "run"]
+
+REQUIRED_SHARE_OF_ENCODER = 0.5
+REQUIRED_TIMES_DATASETS = 50.0
+MEMORY_LIMIT_GB = 2.0
+SMALLEST_CORPUS_MB = 200.0
+POOL_BATCH_BYTES = 32 * 2**20
+
+OURS = "penstock prepare"
+POOL = "gigatoken in memory, its own pool, one call"
+POOL_BATCHES = "gigatoken in memory, its own pool, 32 MiB a call"
+THREADS = "gigatoken in memory, a tokenizer per thread, 8 MiB a call"
+DATASETS = "datasets map and save_to_disk"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Options of the benchmark.
+
+    Attributes:
+        inputs: the corpus; empty for the packages installed here and Python's library.
+        tokenizer: for all sides; None trains 8,192 tokens on the corpus.
+        repeats: rounds; the median counts.
+        workers: threads of prepare and of the ceiling, processes of datasets; None for every core.
+        sample_bytes: how much of the corpus the slow peer gets.
+        skip: subjects to leave out, by name or a word of it.
+    """
+
+    inputs: tuple[str, ...] = field(default=(), metadata={"flag": "input"})
+    tokenizer: str | None = None
+    repeats: int = DEFAULT_REPEATS
+    workers: int | None = None
+    sample_bytes: int = 20_000_000
+    skip: tuple[str, ...] = ()
+
+
+def run(options: Options, tell: Tell) -> BenchResult:
+    """Measures everything and compares."""
+    workers = resolved_workers(options.workers)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
+        folder = Path(name)
+        tokenizer_file, tokenizer = tokenizer_path(options.tokenizer, options.inputs, folder)
+        subjects = _subjects(options, workers=workers, tokenizer=str(tokenizer_file), folder=folder)
+        tell(f"{OURS}: warm-up")
+        measured(subjects[:1], repeats=1, folder=folder, tell=lambda line: None)
+        outcomes = measured(subjects, repeats=options.repeats, folder=folder, skip=options.skip, tell=tell)
+    rows = _rows(outcomes)
+    settings = {
+        "corpus": [source.name for source in corpus_sources(options.inputs)],
+        "tokenizer": f"{tokenizer.vocab_size} ids, digest {tokenizer.digest[:12]}",
+        "threads": workers,
+        "repeats": options.repeats,
+        "page_cache": "warm",
+        "megabyte": "10^6 bytes of UTF-8",
+    }
+    return BenchResult(benchmark="prepare", settings=settings, rows=list(rows.values()), ratios=_ratios(rows))
+
+
+def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -> list[Subject]:
+    common: dict[str, Any] = {"inputs": list(options.inputs), "tokenizer": tokenizer}
+    pool = {"RAYON_NUM_THREADS": str(workers)}
+    encoding = "encoding:encode_gigatoken"
+    with_datasets = {
+        **common,
+        "workers": workers,
+        "sample_bytes": options.sample_bytes,
+        "out": str(folder / "datasets-out"),
+    }
+    return [
+        Subject(
+            name=OURS,
+            role=Role.OURS,
+            task="preparing:prepare_store",
+            settings={**common, "workers": workers, "out": str(folder / "store")},
+        ),
+        Subject(name=POOL, role=Role.CEILING, task=f"{encoding}_pool", settings=common, environment=pool),
+        Subject(
+            name=POOL_BATCHES,
+            role=Role.CEILING,
+            task=f"{encoding}_pool",
+            settings={**common, "batch_bytes": POOL_BATCH_BYTES},
+            environment=pool,
+        ),
+        Subject(
+            name=THREADS,
+            role=Role.CEILING,
+            task=f"{encoding}_threads",
+            settings={**common, "workers": workers},
+        ),
+        Subject(name=DATASETS, role=Role.PEER, task="preparing:map_with_datasets", settings=with_datasets),
+    ]
+
+
+def _rows(outcomes: Mapping[str, Outcome]) -> dict[str, Row]:
+    """Our figures, then everybody else's rate."""
+    ours = outcomes[OURS]
+    rows = [
+        row_of(ours, "megabytes_per_second", unit="MB/s", **_details(ours)),
+        row_of(ours, "tokens_per_second", name=f"{OURS}, tokens", unit="M tokens/s", scale=1e-6),
+        row_of(ours, "seconds", name=f"{OURS}, time", unit="s"),
+        row_of(ours, "peak_memory_bytes", name=f"{OURS}, peak memory", unit="GB", scale=1e-9),
+        row_of(ours, "document_bytes", name="corpus", unit="MB", scale=1e-6),
+        row_of(ours, "verify_seconds", name="penstock verify of that store", unit="s"),
+        row_of(ours, "store_bytes", name="store on disk, all of it fsynced", unit="MB", scale=1e-6),
+    ]
+    others = [outcome for name, outcome in outcomes.items() if name != OURS]
+    rows += [row_of(other, "megabytes_per_second", unit="MB/s", **_details(other)) for other in others]
+    return {row.name: row for row in rows}
+
+
+def _details(outcome: Outcome) -> dict[str, Any]:
+    """What belongs to the rate: of the repeat with the middle one."""
+    if not outcome.reports:
+        return {}
+    ordered = sorted(outcome.reports, key=lambda report: float(report["megabytes_per_second"]))
+    middle = ordered[(len(ordered) - 1) // 2]
+    left_out = ("megabytes_per_second", "tokens_per_second", "seconds", "peak_memory_bytes", "store_bytes", "digest")
+    kept = {key: value for key, value in middle.items() if key not in left_out}
+    if "phases" in kept:
+        kept["phases"] = {phase: round(seconds, 3) for phase, seconds in kept["phases"].items()}
+    return {key: round(value, 3) if isinstance(value, float) else value for key, value in kept.items()}
+
+
+def _ratios(rows: Mapping[str, Row]) -> list[Any]:
+    ceiling = fastest([rows[POOL], rows[POOL_BATCHES], rows[THREADS]])
+    memory = rows[f"{OURS}, peak memory"]
+    return [
+        ratio(
+            "prepare to the encoder alone, documents in memory", rows[OURS], ceiling, required=REQUIRED_SHARE_OF_ENCODER
+        ),
+        ratio("prepare to datasets", rows[OURS], rows[DATASETS], required=REQUIRED_TIMES_DATASETS),
+        ratio_to("peak memory of prepare to the limit", memory, MEMORY_LIMIT_GB, bound=Bound.AT_MOST),
+        ratio_to("corpus to the smallest that counts", rows["corpus"], SMALLEST_CORPUS_MB),
+    ]

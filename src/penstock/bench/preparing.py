@@ -1,0 +1,144 @@
+"""Raw files to tokens on disk, timed: tasks of the prepare benchmark, and the store that other benchmarks read."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from penstock import fs
+from penstock.bench.corpus import corpus_documents, corpus_sources, evenly_sampled
+from penstock.errors import DamagedStoreError
+from penstock.hardware import peak_memory_bytes
+from penstock.sources import Source, Unit, UnitText
+from penstock.store import PrepareOptions, prepare, verify
+from penstock.tokenize import load_tokenizer
+
+__all__ = ["map_with_datasets", "prepare_store"]
+
+
+class _TimedSource:
+    """A source that adds up what walking and reading take, and what was read."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.name = source.name
+        self.location = source.location
+        self.walk_seconds = 0.0
+        self.read_seconds = 0.0
+        self.document_bytes = 0
+
+    def options(self) -> dict[str, Any]:
+        return self._source.options()
+
+    def units(self, unit_bytes: int) -> Iterator[Unit]:
+        started = time.perf_counter()
+        units = list(self._source.units(unit_bytes))
+        self.walk_seconds += time.perf_counter() - started
+        yield from units
+
+    def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
+        started = time.perf_counter()
+        text = self._source.read(unit, wanted=wanted)
+        self.read_seconds += time.perf_counter() - started
+        self.document_bytes += sum(document.byte_end - document.byte_start for document in text.documents)
+        return text
+
+
+def prepare_store(*, inputs: Sequence[str], tokenizer: str, workers: int, out: str, keep: bool = False) -> dict[str, Any]:
+    """Prepares the corpus into a new store and verifies it.
+
+    The time counted is everything from opening the tokenizer file to the commit: its self-check, the walk, reading,
+    encoding, writing with fsync, the index. Not counted: starting Python, and `verify`, which is given apart.
+    """
+    sources = [_TimedSource(source) for source in corpus_sources(inputs)]
+    started = time.perf_counter()
+    opened = load_tokenizer(tokenizer)
+    engine = opened.engine.name
+    tokenizer_seconds = time.perf_counter() - started
+    units_done = started
+
+    def on_progress(done: int, total: int) -> None:
+        nonlocal units_done
+        units_done = time.perf_counter()
+
+    result = prepare(
+        sources, Path(out), tokenizer=opened, options=PrepareOptions(workers=workers), on_progress=on_progress
+    )
+    ended = time.perf_counter()
+    peak_memory = peak_memory_bytes()
+    walk_seconds = sum(source.walk_seconds for source in sources)
+    document_bytes = sum(source.document_bytes for source in sources)
+    tokens = sum(entry.tokens for entry in result.manifest.segments)
+    verify_seconds = _verified(Path(out))
+    store_bytes = sum(os.path.getsize(path) for path in Path(out).rglob("*") if path.is_file())
+    if not keep:
+        fs.remove_tree(Path(out))
+    return {
+        "seconds": ended - started,
+        "megabytes_per_second": document_bytes / 1e6 / (ended - started),
+        "tokens_per_second": tokens / (ended - started),
+        "peak_memory_bytes": peak_memory,
+        "verify_seconds": verify_seconds,
+        "phases": {
+            "tokenizer": tokenizer_seconds,
+            "walk": walk_seconds,
+            "read, encode, write": units_done - started - tokenizer_seconds - walk_seconds,
+            "index, commit": ended - units_done,
+        },
+        "read_seconds_of_the_reader_thread": sum(source.read_seconds for source in sources),
+        "document_bytes": document_bytes,
+        "documents": result.manifest.num_documents,
+        "tokens": tokens,
+        "store_bytes": store_bytes,
+        "engine": engine,
+        "digest": result.manifest.digest,
+    }
+
+
+def _verified(path: Path) -> float:
+    started = time.perf_counter()
+    problems = verify(path)
+    if problems:
+        raise DamagedStoreError(
+            f"the store just prepared has {len(problems)} problems, the first: {problems[0].detail}",
+            hint="this is a bug or a failing disk",
+        )
+    return time.perf_counter() - started
+
+
+def map_with_datasets(
+    *, inputs: Sequence[str], tokenizer: str, workers: int, sample_bytes: int, out: str
+) -> dict[str, Any]:
+    """Hugging Face datasets: texts in memory, `map` with the same vocabulary in worker processes, `save_to_disk`.
+
+    Reading the files isn't counted, and neither is packing: both favour it.
+    """
+    from datasets import Dataset
+    from tokenizers import Tokenizer as Reference
+    from transformers import PreTrainedTokenizerFast
+
+    sample = evenly_sampled(corpus_documents(inputs), sample_bytes)
+    texts = [document.decode() for document in sample]
+    reference = Reference.from_str(load_tokenizer(tokenizer).spec.encoder_json)
+    fast = PreTrainedTokenizerFast(tokenizer_object=reference, model_max_length=10**12)
+
+    def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
+        return {"input_ids": fast(batch["text"], return_attention_mask=False)["input_ids"]}
+
+    started = time.perf_counter()
+    dataset = Dataset.from_dict({"text": texts})
+    encoded = dataset.map(encode, batched=True, num_proc=workers, remove_columns=["text"])
+    encoded.save_to_disk(out, num_proc=workers)
+    seconds = time.perf_counter() - started
+    fs.remove_tree(Path(out))
+    megabytes = sum(map(len, sample)) / 1e6
+    return {
+        "megabytes_per_second": megabytes / seconds,
+        "seconds": seconds,
+        "megabytes": megabytes,
+        "documents": len(sample),
+        "peak_memory_bytes": peak_memory_bytes(),
+    }

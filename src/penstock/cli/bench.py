@@ -1,0 +1,55 @@
+"""`bench`: figures against named peers and ceilings, measured here and now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.output import note, print_json
+
+
+def bench(
+    name: Annotated[str, typer.Argument(metavar="tokenize|prepare|load|train|import")],
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="Corpus; default: installed packages + stdlib:.")
+    ] = None,
+    tokenizer: Annotated[str | None, typer.Option(help="Vocabulary for all sides; default: one is trained.")] = None,
+    store: Annotated[str | None, typer.Option(help="load: use this store instead of making one.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Threads on both sides; default: the cores.", min=1)] = None,
+    repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are reported.", min=1)] = 3,
+    num_batches: Annotated[int | None, typer.Option(help="load: batches per repeat.", min=1)] = None,
+    batch_size: Annotated[int, typer.Option(help="load, train: rows per batch.", min=1)] = 32,
+    seq_len: Annotated[int, typer.Option(help="load, train: tokens per row.", min=1)] = 1024,
+    skip: Annotated[list[str] | None, typer.Option(help="Leave a peer out; repeatable.")] = None,
+    results: Annotated[Path | None, typer.Option(help="Also write the result as JSON into this folder.")] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Measure this machine: ours, its ceiling and its peers, in one run.
+
+    \b
+    Examples:
+      penstock bench prepare --tokenizer gpt2/tokenizer.json
+      penstock bench load --batch-size 256 --skip litdata
+    """
+    from penstock.bench import format_table, run_benchmark, write_result
+
+    given: dict[str, Any] = {
+        "inputs": inputs,
+        "tokenizer": tokenizer,
+        "store": store,
+        "workers": workers,
+        "repeats": repeats,
+        "num_batches": num_batches,
+        "batch_size": batch_size,
+        "seq_len": seq_len,
+        "skip": skip,
+    }
+    result = run_benchmark(name, {key: value for key, value in given.items() if value is not None})
+    if results is not None:
+        note(f"written: {write_result(result, results)}")
+    if json_output:
+        print_json(result)
+    else:
+        print(format_table(result))

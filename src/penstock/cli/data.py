@@ -1,0 +1,296 @@
+"""`prepare`, `inspect`, `verify`, `plan`: everything about stores."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.output import (
+    human_bytes,
+    human_count,
+    note,
+    one_line,
+    print_facts,
+    print_json,
+    print_table,
+    progress_bar,
+)
+from penstock.errors import ConfigError, PlanError
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def prepare(
+    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Folder, file, NAME=PATH, or stdlib:")],
+    out: Annotated[Path, typer.Option("--out", help="The store; made if it isn't there, updated if it is.")],
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="tokenizer.json, a folder with one, or a .tiktoken file. Default: the store's, else trained."
+        ),
+    ] = None,
+    end_token: Annotated[str | None, typer.Option(help="Name of the token after each document.")] = None,
+    vocab_size: Annotated[int, typer.Option(help="Size of a trained vocabulary.")] = 8192,
+    split: Annotated[str, typer.Option(help="Names and shares, the most protected last.")] = "train=85,val=10,test=5",
+    include: Annotated[
+        list[str] | None, typer.Option(help="Only paths that match (as in .gitignore); repeatable.")
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="No paths that match; repeatable.")] = None,
+    hidden: Annotated[bool, typer.Option("--hidden", help="Take hidden files and folders too.")] = False,
+    vendored: Annotated[
+        bool, typer.Option("--vendored", help="Take node_modules, vendor, site-packages… too.")
+    ] = False,
+    max_file_bytes: Annotated[int, typer.Option(help="Larger files are left out.")] = 16 * 2**20,
+    dedup: Annotated[str, typer.Option(help="exact or off. Copies across splits always go.")] = "exact",
+    seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
+    workers: Annotated[int | None, typer.Option(help="Encoder threads. Default: the cores.", min=1)] = None,
+    unit_bytes: Annotated[int, typer.Option(help="Input per unit of work; never changes the result.", min=1)] = 32
+    * 2**20,
+    break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Turn raw text and code into tokens in a store.
+
+    \b
+    Examples:
+      penstock prepare stdlib: --out store
+      penstock prepare ~/src/linux --out kernel --tokenizer gpt2/tokenizer.json --include '*.c' --include '*.h'
+      penstock prepare docs=./docs code=./src --out mine --split train=90,val=10
+
+    Kill it at any time: the same command goes on where it was. Run it again after changes: only what changed is
+    tokenised, and a new version is committed.
+    """
+    from penstock.hardware import default_workers, probe
+    from penstock.sources import FileOptions, sources_from_inputs
+    from penstock.store import PrepareOptions
+    from penstock.store import prepare as prepare_store
+    from penstock.tokenize import load_tokenizer
+
+    file_options = FileOptions(
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        max_file_bytes=max_file_bytes,
+        hidden=hidden,
+        vendored=vendored,
+    )
+    sources = sources_from_inputs(inputs, options=file_options)
+    loaded = load_tokenizer(tokenizer, end_token=end_token) if tokenizer else None
+    options = PrepareOptions(
+        split=split,
+        dedup=dedup,
+        seed=seed,
+        workers=workers or default_workers(probe()),
+        unit_bytes=unit_bytes,
+        vocab_size=vocab_size,
+        break_lock=break_lock,
+    )
+    with progress_bar("preparing") as bar:
+        result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar)
+    facts = prepare_facts(result)
+    if json_output:
+        print_json(facts)
+    else:
+        print_prepared(facts)
+
+
+def prepare_facts(result: Any) -> dict[str, Any]:
+    """A `PrepareResult` as the JSON object that others rely on."""
+    counts = result.manifest.counts
+    return {
+        "store": str(result.store),
+        "version": result.manifest.version,
+        "committed": result.committed,
+        "documents": counts["documents"],
+        "tokens": counts["tokens"],
+        "bytes": counts["bytes"],
+        "found": counts["found"],
+        "seconds": round(result.seconds, 3),
+        "units": result.units,
+        "units_taken_over": result.units_taken_over,
+        "documents_reused": result.documents_reused,
+        "digest": result.manifest.digest,
+        "splits": counts["splits"],
+        "skipped": counts["skipped"],
+        "tokenizer": {**result.manifest.tokenizer, **result.tokenizer_engine},
+    }
+
+
+def print_prepared(facts: dict[str, Any]) -> None:
+    """The same for people."""
+    rate = human_bytes(facts["bytes"] / max(facts["seconds"], 1e-9))
+    state = f"version {facts['version']}" if facts["committed"] else f"version {facts['version']}, unchanged"
+    tokenizer = facts["tokenizer"]
+    print_facts(
+        {
+            "store": f"{one_line(facts['store'])}  ({state})",
+            "documents": f"{facts['documents']:,} of {facts['found']:,} files found",
+            "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
+            "time": f"{facts['seconds']:.1f} s, {rate}/s, {facts['units']} units",
+            "tokenizer": one_line(f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids"),
+            "engine": one_line(f"{tokenizer['engine']}: {tokenizer['reason']}"),
+            "digest": facts["digest"],
+        }
+    )
+    _print_splits(facts)
+    _print_skipped(facts["skipped"])
+
+
+def _print_splits(facts: dict[str, Any]) -> None:
+    total = max(facts["tokens"], 1)
+    rows = [
+        (name, f"{part['documents']:,}", f"{part['tokens']:,}", f"{100 * part['tokens'] / total:.1f} %")
+        for name, part in facts["splits"].items()
+    ]
+    print_table(rows, header=("split", "documents", "tokens", "achieved"))
+
+
+def _print_skipped(skipped: dict[str, int]) -> None:
+    if skipped:
+        print_table([(reason, f"{count:,}") for reason, count in skipped.items()], header=("left out", "files"))
+
+
+def inspect(
+    store: Annotated[str, typer.Argument(metavar="STORE[@VERSION]")],
+    doc: Annotated[int | None, typer.Option(help="Show a document, by number in canonical order.")] = None,
+    token: Annotated[
+        int | None, typer.Option(help="Show where a token came from, by number over the kept documents.")
+    ] = None,
+    row: Annotated[
+        int | None, typer.Option(help="Show a row of the plan: its documents and text (needs --seq-len).")
+    ] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Row length, for --row.")] = None,
+    split: Annotated[str | None, typer.Option(help="Count tokens or rows in this split.")] = None,
+    json_output: Json = False,
+) -> None:
+    """Show what is in a store: counts, a document, the origin of a token or of a row.
+
+    \b
+    Examples:
+      penstock inspect store
+      penstock inspect store --doc 12
+      penstock inspect store --token 123456 --json
+      penstock inspect store --row 7 --seq-len 1024 --split val
+    """
+    from penstock.store import document_origin, document_text, open_store, summary, token_origin
+
+    if sum(choice is not None for choice in (doc, token, row)) > 1:
+        raise ConfigError("--doc, --token and --row exclude each other", hint="ask for one of them")
+    with open_store(store) as opened:
+        if doc is not None:
+            facts = {**asdict(document_origin(opened, doc)), "text": document_text(opened, doc, opened.tokenizer())}
+        elif token is not None:
+            facts = token_origin(opened, token, split=split)
+        elif row is not None:
+            facts = _row_facts(opened, row, seq_len, split or "train")
+        else:
+            facts = summary(opened)
+    if json_output:
+        print_json(facts)
+    elif doc is None and token is None and row is None:
+        _print_summary(facts)
+    else:
+        text = facts.pop("text", None)
+        documents = facts.pop("documents", None)
+        print_facts({name: one_line(str(value)) for name, value in facts.items()})
+        if documents:
+            rows = [
+                (one_line(d["key"]), f"{d['row_start']}-{d['row_end']}", f"{d['document_start']}") for d in documents
+            ]
+            print_table(rows, header=("document", "places in row", "from its token"))
+        if text is not None:
+            print()
+            print("\n".join(one_line(line) for line in text.expandtabs(4).split("\n")))
+
+
+def _row_facts(store: Any, row: int, seq_len: int | None, split: str) -> dict[str, Any]:
+    from penstock.load.rows import describe_row
+    from penstock.pack import plan_concat
+
+    if seq_len is None:
+        raise ConfigError("--row needs a row length", hint="add --seq-len, for instance --seq-len 1024")
+    return describe_row(plan_concat(store, split=split, seq_len=seq_len), row, store.tokenizer())
+
+
+def _print_summary(facts: dict[str, Any]) -> None:
+    tokenizer = facts["tokenizer"]
+    controls = tokenizer["control_tokens"]
+    shown = ", ".join(list(controls)[:8]) + (f" and {len(controls) - 8} more" if len(controls) > 8 else "")
+    print_facts(
+        {
+            "store": one_line(f"{facts['store']} version {facts['version']}, {facts['created']}"),
+            "digest": facts["digest"],
+            "documents": f"{facts['documents']:,} of {facts['found']:,} files found",
+            "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
+            "layout": f"{facts['segments']} segments of {facts['dtype']}",
+            "tokenizer": one_line(
+                f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids, end token {tokenizer['end_id']}"
+            ),
+            "control tokens": one_line(f"{shown} (never made from text)"),
+            "added tokens kept": one_line(", ".join(tokenizer["kept_tokens"]) or "none"),
+            "sources": one_line(
+                ", ".join(f"{source['name']} from {source['location']}" for source in facts["sources"])
+            ),
+        }
+    )
+    _print_splits(facts)
+    _print_skipped(facts["skipped"])
+    for reason, examples in facts["skipped_examples"].items():
+        note(one_line(f"  {reason}: {', '.join(examples)}"))
+
+
+def verify(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    json_output: Json = False,
+) -> None:
+    """Check every byte of every version of a store, and its promises. Exit 0 whole, 1 damaged or leaking."""
+    from penstock.store import verify as verify_store
+
+    problems = verify_store(store)
+    if json_output:
+        print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
+    elif not problems:
+        print(f"{one_line(str(store))} is whole")
+    for problem in problems if not json_output else ():
+        print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
+    if problems:
+        if not json_output:
+            note(f"error: {len(problems)} problems in {one_line(str(store))}")
+            note("hint: restore the files named, or prepare into a new store from the same input")
+        raise typer.Exit(1)
+
+
+def plan(
+    store: Annotated[str, typer.Argument(metavar="STORE[@VERSION]")],
+    split: Annotated[str, typer.Option(help="Which split.")] = "train",
+    seq_len: Annotated[int, typer.Option(help="Tokens per row.")] = 1024,
+    pack: Annotated[str, typer.Option(help="concat")] = "concat",
+    cross_boundaries: Annotated[bool, typer.Option("--cross-boundaries", help="Let labels cross documents.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Show the rows that a store gives at some length: how many, and what is wasted. Nothing is written.
+
+    \b
+    Example:
+      penstock plan store --seq-len 2048 --split val
+    """
+    from penstock.pack import plan_concat
+    from penstock.store import open_store
+
+    if pack != "concat":
+        raise PlanError(f"packing {pack!r} isn't known", hint="known: concat")
+    with open_store(store) as opened:
+        facts = plan_concat(opened, split=split, seq_len=seq_len, boundaries=not cross_boundaries).describe()
+    if json_output:
+        print_json(facts)
+        return
+    print_facts(
+        {
+            "split": facts["split"],
+            "rows": f"{facts['rows']:,} of {facts['seq_len']:,} tokens",
+            "tokens": f"{facts['tokens']:,} ({human_count(facts['tokens'])}) in {facts['documents']:,} documents",
+            "waste": f"{facts['waste_tokens']:,} places ({facts['waste_percent']} %)",
+        }
+    )

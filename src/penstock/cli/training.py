@@ -1,0 +1,266 @@
+"""`train`, `run`, `report`: everything about run folders.
+
+RUN/records.jsonl · RUN/config.json · RUN/manifest.json · RUN/report.html · RUN/checkpoints/ · RUN/store/ (of `run`)
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from penstock import __version__
+from penstock.cli.data import prepare_facts
+from penstock.cli.output import note, one_line, print_json, progress_bar
+from penstock.errors import ConfigError, InputError, PenstockError
+
+if TYPE_CHECKING:
+    from penstock.runlog import Record, RunLog
+    from penstock.store import Store
+    from penstock.train import TrainConfig, TrainResult
+
+Settings = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. steps=500; repeatable.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the run's manifest as one JSON object.")]
+
+SAMPLE_ROWS = 4
+INTERRUPTED_EXIT = 130
+
+
+def train(
+    data: Annotated[str, typer.Option("--data", metavar="STORE[@VERSION]", help="The store to train on.")],
+    out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Settings; see docs/configuration.md.")
+    ] = None,
+    settings: Settings = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Bit-identical reruns on a GPU too; slower.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Train a model on a store.
+
+    \b
+    Examples:
+      penstock train --data store --out runs/one
+      penstock train config.yaml --data store --out runs/two --set steps=1000 --set model.preset=small
+      penstock train --data store --out runs/one --resume
+    """
+    from penstock.store import open_store
+    from penstock.train import load_config
+
+    chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]
+    loaded = load_config(config, chosen)
+    with open_store(data) as store, _recorded(out, loaded) as log:
+        result = _train(loaded, store, out, log, resume=resume)
+    _finish(out, result, json_output=json_output)
+
+
+def run(
+    inputs: Annotated[
+        list[str] | None, typer.Argument(metavar="[INPUT...]", help="What to train on. Default: stdlib:")
+    ] = None,
+    repo: Annotated[Path | None, typer.Option(help="A folder of code, as an alternative to INPUT.")] = None,
+    config: Annotated[Path | None, typer.Option(help="Training settings (YAML or JSON).")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="RUN", help="The run folder. Default: runs/DATE-TIME.")
+    ] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="As in `penstock prepare`. Default: trained on the input.")
+    ] = None,
+    settings: Settings = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Print every choice with its reason, and every event.")
+    ] = False,
+    json_output: Json = False,
+) -> None:
+    """Prepare, train and report in one go. Without arguments: Python's own library, no network, a few minutes.
+
+    \b
+    Examples:
+      penstock run
+      penstock run ~/src/project --out runs/project --set steps=500
+      penstock run --repo . --verbose
+
+    Run it again with the same --out and it goes on where it was.
+    """
+    from penstock.train import load_config
+
+    if repo is not None and inputs:
+        raise ConfigError("both INPUT and --repo were given", hint="use one of them")
+    words = [str(repo)] if repo is not None else inputs or ["stdlib:"]
+    folder = out or Path("runs") / datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
+    loaded = load_config(config, settings or [])
+    if not json_output:
+        note(f"preparing {one_line(' '.join(words))} into {folder / 'store'}")
+    with _recorded(folder, loaded) as log:
+        _prepare(words, folder / "store", tokenizer, log)
+        from penstock.store import open_store
+
+        with open_store(folder / "store") as store:
+            result = _train(loaded, store, folder, log, resume=(folder / "checkpoints").is_dir(), verbose=verbose)
+    _finish(folder, result, json_output=json_output)
+
+
+def report(
+    run_folder: Annotated[Path, typer.Argument(metavar="RUN")],
+) -> None:
+    """Write RUN/manifest.json and RUN/report.html anew from the run's records."""
+    from penstock.report import write_manifest, write_page
+    from penstock.runlog import RECORDS_NAME
+
+    if not (run_folder / RECORDS_NAME).is_file():
+        raise InputError(
+            f"{str(run_folder)!r} is no run folder: it holds no {RECORDS_NAME}",
+            hint="make one with `penstock run --out RUN` or `penstock train --out RUN`",
+        )
+    print(write_manifest(run_folder))
+    print(write_page(run_folder))
+
+
+@contextmanager
+def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
+    """A run's log; however the run ends, its records say so and the manifest and page are written."""
+    from penstock import fs
+    from penstock.hardware import probe
+    from penstock.report import write_manifest, write_page
+    from penstock.runlog import RunLog
+
+    hardware = probe().as_dict()
+    with fs.fail_as_disk_error(f"writing the run in {folder}"), RunLog(folder) as log:
+        log.append(
+            "start",
+            command=shlex.join(["penstock", *sys.argv[1:]]),
+            version=__version__,
+            python=sys.version.split()[0],
+            platform=hardware.get("platform", ""),
+            hardware=hardware,
+            config=config.model_dump(mode="json"),
+        )
+        try:
+            yield log
+        except PenstockError as error:
+            log.append("end", status="failed", message=f"{error.message} (hint: {error.hint})")
+            raise
+        except BaseException as error:
+            is_signal = not isinstance(error, Exception)
+            log.append("end", status="interrupted" if is_signal else "failed", message=repr(error))
+            raise
+        finally:
+            log.flush()
+            write_manifest(folder)
+            write_page(folder)
+
+
+def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) -> None:
+    from penstock.hardware import default_workers, probe
+    from penstock.sources import FileOptions, sources_from_inputs
+    from penstock.store import PrepareOptions, prepare
+    from penstock.tokenize import load_tokenizer
+
+    with log.phase("prepare") as detail, progress_bar("preparing") as bar:
+        sources = sources_from_inputs(words, options=FileOptions())
+        loaded = load_tokenizer(tokenizer) if tokenizer else None
+        options = PrepareOptions(workers=default_workers(probe()))
+        result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)
+        facts = prepare_facts(result)
+        detail.update({name: facts[name] for name in ("documents", "tokens", "bytes", "units", "documents_reused")})
+    engine = facts["tokenizer"]
+    log.append(
+        "choice",
+        name="tokenizer",
+        value=f"{engine['origin']} ({engine['vocab_size']:,} ids)",
+        reason="trained on the input" if tokenizer is None else "given",
+    )
+    log.append("choice", name="tokenizer_engine", value=engine["engine"], reason=engine["reason"])
+    log.append("choice", name="prepare_workers", value=options.workers, reason="one encoder thread per core")
+
+
+def _train(
+    config: TrainConfig, store: Store, folder: Path, log: RunLog, *, resume: bool, verbose: bool = False
+) -> TrainResult:
+    from penstock import fs
+    from penstock.train import train as train_model
+
+    _record_data(config, store, log)
+    fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
+    with log.phase("train") as detail, progress_bar("training", unit="steps") as bar:
+        result = train_model(
+            config, store, folder, log, resume=resume, on_progress=_shows(bar, config.steps, verbose=verbose)
+        )
+        detail.update({"tokens": result.tokens, "steps": result.steps, "parameters": result.parameters})
+    log.append("end", status=result.status, message="")
+    return result
+
+
+def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
+    """What is trained on: the version's figures, and a few rows for the page."""
+    from penstock.load.rows import describe_row
+    from penstock.pack import plan_concat
+
+    counts = store.manifest.counts
+    log.append(
+        "data",
+        store=str(store.path),
+        store_version=store.version,
+        digest=store.digest,
+        **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
+    )
+    plan = plan_concat(store, split="train", seq_len=config.seq_len, boundaries=config.document_boundaries)
+    tokenizer = store.tokenizer()
+    numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
+    rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
+    log.append("rows", split="train", seq_len=config.seq_len, rows=rows)
+
+
+def _shows(bar: Any, steps: int, *, verbose: bool) -> Callable[[Record], None]:
+    """Prints a run's records as they come: a bar on a terminal, a line now and then elsewhere."""
+    quiet = sys.stderr.isatty()
+
+    def show(record: Record) -> None:
+        kind = record["kind"]
+        if kind == "step":
+            bar(record["step"], steps, f"loss {record['loss']:.3f}")
+            if not quiet and (record["step"] == 1 or record["step"] % max(steps // 10, 1) == 0):
+                rate = record["tokens"] / max(record["seconds"], 1e-9)
+                note(f"step {record['step']:>5}/{steps}  loss {record['loss']:.3f}  {rate:,.0f} tokens/s")
+        elif kind == "evaluation":
+            figures = f"loss {record['loss']:.3f}, {record['bits_per_byte']:.3f} bits per byte"
+            note(f"step {record['step']:>5}  {record['split']} {figures}")
+        elif kind == "event" or (verbose and kind == "choice"):
+            choice = f"{record.get('name')}: {record.get('value')} ({record.get('reason')})"
+            note(one_line(record.get("message") or choice))
+
+    return show
+
+
+def _finish(folder: Path, result: TrainResult, *, json_output: bool) -> None:
+    from penstock.report import summary_lines
+    from penstock.runlog import read_records
+
+    records = read_records(folder)
+    if json_output:
+        print_json(json.loads((folder / "manifest.json").read_bytes()))
+    else:
+        samples = [record for record in records if record["kind"] == "sample"]
+        if samples:
+            print(f"\nsample after {samples[-1]['step']} steps:")
+            text = samples[-1]["prompt"] + samples[-1]["text"]
+            print("\n".join("  | " + one_line(line) for line in text.split("\n")))
+            print()
+        for line in summary_lines(records, run_folder=folder):
+            print(line)
+    if result.status == "interrupted":
+        note("error: the run was stopped before its last step; everything so far is saved")
+        note("hint: run the same command again with --resume (`penstock run` resumes by itself)")
+        raise typer.Exit(INTERRUPTED_EXIT)

@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from penstock.train import Decoder, ModelConfig, ModelShape, build_model, flops_per_token, num_parameters
+from penstock.train.model import document_mask
+from penstock.train.shape import PRESETS
+
+
+def small_shape(**overrides: object) -> ModelShape:
+    settings = {"num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "hidden_size": 32, "feed_forward_size": 48}
+    return ModelConfig.model_validate({**settings, **overrides}).shape(vocab_size=100, seq_len=24)
+
+
+def random_ids(seed: int, *size: int) -> torch.Tensor:
+    return torch.randint(0, 100, size, generator=torch.Generator().manual_seed(seed))
+
+
+def test_a_document_does_not_see_its_neighbours() -> None:
+    model = build_model(small_shape(), seed=1)
+    documents = torch.tensor([[3] * 7 + [4] * 9 + [9] * 8, [1] * 16 + [2] * 8], dtype=torch.int32)
+    first, second = random_ids(1, 2, 24), random_ids(2, 2, 24)
+    mixed = second.clone()
+    mixed[0, 7:16] = first[0, 7:16]  # only document 4 is kept
+    alone = model(first[:1, 7:16])  # the same document at the start of a row of its own
+    with torch.no_grad():
+        assert torch.equal(model(first, documents)[0, 7:16], model(mixed, documents)[0, 7:16])
+        torch.testing.assert_close(model(first, documents)[0, 7:16], alone[0], rtol=1e-4, atol=1e-5)
+        # Without borders the neighbours do matter: the comparison above can fail.
+        assert not torch.allclose(model(first)[0, 7:16], model(mixed)[0, 7:16], atol=1e-3)
+
+
+def test_the_future_is_not_seen() -> None:
+    model = build_model(small_shape(), seed=1)
+    ids = random_ids(1, 1, 24)
+    changed = ids.clone()
+    changed[0, 12:] = random_ids(2, 12)
+    for documents in (None, torch.zeros(1, 24, dtype=torch.int32)):
+        with torch.no_grad():
+            assert torch.equal(model(ids, documents)[0, :12], model(changed, documents)[0, :12])
+
+
+def test_one_document_masked_is_plain_causal() -> None:
+    model = build_model(small_shape(), seed=1)
+    ids = random_ids(3, 2, 24)
+    torch.testing.assert_close(model(ids, torch.zeros(2, 24, dtype=torch.int32)), model(ids))
+
+
+def test_the_mask_equals_its_definition() -> None:
+    documents = torch.tensor([[5, 5, 2, 2, 2], [1, 1, 1, 1, 7]])
+    expected = [
+        [[j <= i and bool(row[i] == row[j]) for j in range(len(row))] for i in range(len(row))] for row in documents
+    ]
+    assert document_mask(documents).squeeze(1).tolist() == expected
+
+
+def test_weights_follow_from_the_seed_alone() -> None:
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (build_model(small_shape(), seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
+    assert not torch.equal(first.model.embed_tokens.weight, other.model.embed_tokens.weight)
+
+
+def test_first_weights_have_the_standard_spread() -> None:
+    model = build_model(small_shape(num_layers=8, hidden_size=128, feed_forward_size=256), seed=1)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim < 2:
+            assert torch.equal(parameter, torch.ones_like(parameter))
+        else:
+            expected = 0.02 / 4 if name.endswith(("o_proj.weight", "down_proj.weight")) else 0.02
+            assert float(parameter.detach().std()) == pytest.approx(expected, rel=0.05), name
+
+
+@pytest.mark.parametrize("tie_embeddings", [True, False])
+def test_sizes_are_counted_as_the_formula_says(tie_embeddings: bool) -> None:
+    shape = small_shape(tie_embeddings=tie_embeddings)
+    model = build_model(shape, seed=1)
+    matrices = sum(each.numel() for each in model.model.layers.parameters() if each.ndim == 2)
+    head = shape.padded_vocab_size * shape.hidden_size
+    vectors = sum(each.numel() for each in model.parameters() if each.ndim == 1)
+    assert num_parameters(model) == matrices + vectors + head * (1 if tie_embeddings else 2)
+    assert flops_per_token(shape, 24) == 6 * (matrices + head) + 12 * 2 * 32 * 24
+    assert (model.lm_head.weight is model.model.embed_tokens.weight) == tie_embeddings
+
+
+def test_presets_grow_and_small_is_gpt2s_size() -> None:
+    flops = [flops_per_token(ModelConfig(preset=name).shape(vocab_size=50257, seq_len=8), 8) for name in PRESETS]
+    assert flops == sorted(flops)
+    with torch.device("meta"):
+        small = Decoder(ModelConfig(preset="small").shape(vocab_size=50257, seq_len=8))
+    assert num_parameters(small) == pytest.approx(124e6, rel=0.01)
+    assert small.shape.head_size == 128
+
+
+@pytest.mark.parametrize("overrides", [{"tie_embeddings": True}, {"tie_embeddings": False, "rope_theta": 500_000.0}])
+def test_names_and_logits_equal_those_of_transformers(overrides: dict[str, object]) -> None:
+    transformers = pytest.importorskip("transformers", reason="the reference, transformers, isn't installed")
+    shape = small_shape(**overrides)
+    ours = build_model(shape, seed=1)
+    theirs = transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(
+            vocab_size=shape.padded_vocab_size,
+            hidden_size=shape.hidden_size,
+            intermediate_size=shape.feed_forward_size,
+            num_hidden_layers=shape.num_layers,
+            num_attention_heads=shape.num_heads,
+            num_key_value_heads=shape.num_kv_heads,
+            max_position_embeddings=shape.max_positions,
+            rms_norm_eps=shape.norm_eps,
+            rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+            tie_word_embeddings=shape.tie_embeddings,
+        )
+    )
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    ids = random_ids(4, 3, 24)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-4, atol=1e-5)
