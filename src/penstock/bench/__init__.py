@@ -2,9 +2,9 @@
 
     corpus -> [subjects, each in a fresh process, round after round] -> rows -> ratios -> result file -> pages
 
-In: the name of a benchmark and its options. Out: one JSON-able object with the machine, the versions, the command, a row
-per subject (the ceiling and the peers beside us) and the ratios between rows. A peer that isn't installed, or fails, is a
-row without a value that says why. Importing this package imports none of what it measures.
+In: the name of a benchmark and its options. Out: one JSON-able object with the machine, the versions, the command, a
+row per subject (the ceiling and the peers beside us) and the ratios between rows. A peer that isn't installed, or
+fails, is a row without a value that says why. Importing this package imports none of what it measures.
 """
 
 from __future__ import annotations
@@ -43,9 +43,7 @@ def run_benchmark(
         PenstockError: one of our own measurements failed.
     """
     if name not in BENCHMARKS:
-        raise ConfigError(
-            f"unknown benchmark {name!r}", hint=f"choose one of {nearest_first(name, BENCHMARKS)}"
-        )
+        raise ConfigError(f"unknown benchmark {name!r}", hint=f"choose one of {nearest_first(name, BENCHMARKS)}")
     from penstock.bench.options import command_line, options_from
     from penstock.bench.result import completed
 

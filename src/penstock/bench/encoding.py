@@ -1,8 +1,8 @@
 """Documents in memory to ids in memory, timed: tasks of the tokenize and prepare benchmarks.
 
 Every task reads the documents first, warms its tokenizers up on a few of them, then times one pass over all. One pass,
-because gigatoken remembers words: a second one over the same documents runs half as fast again (`again`, for the record),
-which no real corpus does. Rates are in MB (10^6 bytes) of UTF-8 per second.
+because gigatoken remembers words: a second one over the same documents is half as fast again (`again`, for the record),
+which no real corpus is. Rates are in MB (10^6 bytes) of UTF-8 per second.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Encode = Callable[[list[bytes]], int]
 def encode_gigatoken_pool(
     *, inputs: Sequence[str], tokenizer: str, sample_bytes: int | None = None, batch_bytes: int | None = None
 ) -> dict[str, Any]:
-    """gigatoken on its own thread pool, which RAYON_NUM_THREADS limits; everything in one call without `batch_bytes`."""
+    """gigatoken on its own thread pool, limited by RAYON_NUM_THREADS; without `batch_bytes`, in one call."""
     from gigatoken import Tokenizer as Gigatoken
 
     gigatoken = Gigatoken.from_json(load_tokenizer(tokenizer).spec.encoder_json)

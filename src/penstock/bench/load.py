@@ -1,8 +1,8 @@
-"""`bench load`: shuffled batches from a store, against a promised rate, against litdata, and under the memory's own speed.
+"""`bench load`: shuffled batches from a store, against a promised rate, litdata, and a bare gather from memory.
 
 Batches on the wire are tokens in store width with loss mask and document borders, as they travel to a device. Against
-others like is compared with like: a torch int64 batch on both sides. The first pass of a fresh process checks every block
-of the store (`first pass`); later ones don't have to.
+others like is compared with like: a torch int64 batch on both sides. The first pass of a fresh process checks every
+block of the store (`first pass`); later ones don't have to.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.corpus import corpus_sources, tokenizer_path
-from penstock.bench.options import DEFAULT_REPEATS, resolved_workers
-from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of, run_fresh
+from penstock.bench.corpus import corpus_sources
+from penstock.bench.options import DEFAULT_REPEATS
+from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of, run_own
 from penstock.bench.result import BenchResult, Ratio, Role, Row, fastest, ratio, ratio_to
+from penstock.bench.stores import store_path
 from penstock.errors import PlanError
 
 __all__ = ["Options", "run"]
@@ -95,25 +96,10 @@ def run(options: Options, tell: Tell) -> BenchResult:
 
 
 def _data(options: Options, folder: Path, tell: Tell) -> _Data:
-    store = options.store
-    if store is None:
-        tell("preparing a store")
-        tokenizer_file, _ = tokenizer_path(options.tokenizer, options.inputs, folder)
-        store = str(folder / "store")
-        settings = {
-            "inputs": list(options.inputs),
-            "tokenizer": str(tokenizer_file),
-            "workers": resolved_workers(None),
-            "out": store,
-            "keep": True,
-        }
-        run_fresh("preparing:prepare_store", settings, folder=folder)
-    facts = run_fresh("loading:describe_rows", {"store": store, "seq_len": options.seq_len}, folder=folder)
-    run_fresh(
-        "loading:write_stream",
-        {"store": store, "seq_len": options.seq_len, "out": str(folder / "stream")},
-        folder=folder,
-    )
+    store = store_path(options.store, inputs=options.inputs, tokenizer=options.tokenizer, folder=folder, tell=tell)
+    rows = {"store": store, "seq_len": options.seq_len}
+    facts = run_own("loading:describe_rows", rows, folder=folder)
+    run_own("loading:write_stream", {**rows, "out": str(folder / "stream")}, folder=folder)
     # The others' rows don't overlap, so they have a few less.
     available = facts["tokens"] // (options.seq_len + 1) // options.batch_size
     if available < 2:

@@ -1,7 +1,7 @@
 """Shuffled batches of rows, timed: our tasks of the load benchmark, and the ceiling.
 
-Every task makes its loader, then takes several passes of the same number of batches and reports the rate of each pass and
-the time to its first batch, which the rate leaves out. A row counts as T tokens on every side, though T + 1 are read.
+Every task makes its loader, then takes several passes of the same number of batches and reports the rate of each pass
+and the time to its first batch, which the rate leaves out. A row counts as T tokens on every side, though T + 1 are read.
 Nothing is done with a batch: what is measured is how fast batches can come.
 """
 
@@ -66,7 +66,12 @@ def _plan(store: str, seq_len: int) -> Plan:
 def describe_rows(*, store: str, seq_len: int) -> dict[str, Any]:
     """Facts about the rows, and the store's width."""
     plan = _plan(store, seq_len)
-    return {"rows": plan.num_rows, "tokens": plan.num_tokens, "dtype": plan.store.dtype.name, "digest": plan.store.digest}
+    return {
+        "rows": plan.num_rows,
+        "tokens": plan.num_tokens,
+        "dtype": plan.store.dtype.name,
+        "digest": plan.store.digest,
+    }
 
 
 def load_wire(
@@ -74,15 +79,13 @@ def load_wire(
 ) -> dict[str, Any]:
     """`penstock.load.Loader`: tokens in store width, loss mask, cu_seqlens, in reusable buffers."""
     with Loader(_plan(store, seq_len), batch_rows=batch_size, prefetch_batches=prefetch_batches) as loader:
-        return timed_passes(
-            lambda: loader, passes=passes, num_batches=num_batches, batch_tokens=batch_size * seq_len
-        )
+        return timed_passes(lambda: loader, passes=passes, num_batches=num_batches, batch_tokens=batch_size * seq_len)
 
 
 def load_torch(
     *, store: str, seq_len: int, batch_size: int, num_batches: int, passes: int, prefetch_batches: int, everything: bool
 ) -> dict[str, Any]:
-    """`penstock.load.torch.TorchLoader`: int64 tokens of their own memory; with `everything`, labels and document ids."""
+    """`penstock.load.torch.TorchLoader`: int64 tokens; with `everything`, labels and document ids too."""
     from penstock.load.torch import TorchLoader
 
     plan = _plan(store, seq_len)

@@ -71,10 +71,12 @@ def write_datasets(*, stream: str, dtype: str, seq_len: int, wanted: str, out: s
     from datasets import Dataset
 
     width = seq_len + 1
-    tokens = np.memmap(stream, dtype, "r")
-    tokens = tokens[: len(tokens) // width * width]
+    stored = np.memmap(stream, dtype, "r")
+    tokens = stored[: len(stored) // width * width]
     chunks = [
-        pa.FixedSizeListArray.from_arrays(pa.array(np.asarray(tokens[begin : begin + ROWS_PER_PIECE * width], wanted)), width)
+        pa.FixedSizeListArray.from_arrays(
+            pa.array(np.asarray(tokens[begin : begin + ROWS_PER_PIECE * width], wanted)), width
+        )
         for begin in range(0, len(tokens), ROWS_PER_PIECE * width)
     ]
     Dataset(pa.table({"input_ids": pa.chunked_array(chunks)})).save_to_disk(out)
@@ -102,5 +104,3 @@ def _widened(batch: Any) -> Any:
     import torch
 
     return batch if batch.dtype == torch.int64 else torch.from_numpy(batch.numpy().astype(np.int64))
-
-

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -47,7 +46,9 @@ class _TimedSource:
         return text
 
 
-def prepare_store(*, inputs: Sequence[str], tokenizer: str, workers: int, out: str, keep: bool = False) -> dict[str, Any]:
+def prepare_store(
+    *, inputs: Sequence[str], tokenizer: str, workers: int, out: str, keep: bool = False
+) -> dict[str, Any]:
     """Prepares the corpus into a new store and verifies it.
 
     The time counted is everything from opening the tokenizer file to the commit: its self-check, the walk, reading,
@@ -73,7 +74,7 @@ def prepare_store(*, inputs: Sequence[str], tokenizer: str, workers: int, out: s
     document_bytes = sum(source.document_bytes for source in sources)
     tokens = sum(entry.tokens for entry in result.manifest.segments)
     verify_seconds = _verified(Path(out))
-    store_bytes = sum(os.path.getsize(path) for path in Path(out).rglob("*") if path.is_file())
+    store_bytes = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
     if not keep:
         fs.remove_tree(Path(out))
     return {
@@ -123,7 +124,7 @@ def map_with_datasets(
     sample = evenly_sampled(corpus_documents(inputs), sample_bytes)
     texts = [document.decode() for document in sample]
     reference = Reference.from_str(load_tokenizer(tokenizer).spec.encoder_json)
-    fast = PreTrainedTokenizerFast(tokenizer_object=reference, model_max_length=10**12)
+    fast: Any = PreTrainedTokenizerFast(tokenizer_object=reference, model_max_length=10**12)  # type: ignore[no-untyped-call]
 
     def encode(batch: dict[str, list[str]]) -> dict[str, Any]:
         return {"input_ids": fast(batch["text"], return_attention_mask=False)["input_ids"]}

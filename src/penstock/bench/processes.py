@@ -23,7 +23,7 @@ from penstock import fs
 from penstock.bench.result import Role, Row
 from penstock.errors import PenstockError
 
-__all__ = ["Outcome", "Report", "Subject", "Tell", "measured", "row_of", "run_fresh"]
+__all__ = ["Outcome", "Report", "Subject", "Tell", "measured", "row_of", "run_fresh", "run_own"]
 
 TIMEOUT_SECONDS = 1200.0
 
@@ -82,17 +82,20 @@ def measured(
         PenstockError: one of our own subjects gave no report.
     """
     outcomes = {subject.name: Outcome(subject=subject) for subject in subjects}
-    done: set[str] = set()
-    for outcome in outcomes.values():
-        if _is_named(outcome.subject.name, skip):
+    setups: dict[str, str | None] = {}
+    for name, outcome in outcomes.items():
+        if _is_named(name, skip):
             outcome.skipped = "left out with --skip"
-            continue
         for task, settings in outcome.subject.setup:
+            if outcome.skipped is not None:
+                break
+            # Subjects may share a setup; it runs once, and its failure is the failure of all of them.
             identity = json.dumps([task, dict(settings)], sort_keys=True)
-            if identity not in done and outcome.skipped is None:
-                tell(f"{outcome.subject.name}: {task.partition(':')[2].replace('_', ' ')}")
+            if identity not in setups:
+                tell(f"{name}: {task.partition(':')[2].replace('_', ' ')}")
                 _attempt(outcome, task, settings, folder=folder)
-                done |= {identity} if outcome.skipped is None else set()
+                setups[identity] = outcome.skipped
+            outcome.skipped = setups[identity]
     for number in range(repeats):
         for name, outcome in outcomes.items():
             if outcome.skipped is not None or number >= (outcome.subject.repeats or repeats):
@@ -104,7 +107,9 @@ def measured(
     return outcomes
 
 
-def row_of(outcome: Outcome, key: str, *, name: str | None = None, unit: str, scale: float = 1.0, **details: Any) -> Row:
+def row_of(
+    outcome: Outcome, key: str, *, name: str | None = None, unit: str, scale: float = 1.0, **details: Any
+) -> Row:
     """A row from one number of each report."""
     subject = outcome.subject
     row_name = name or subject.name
@@ -125,12 +130,24 @@ def _attempt(outcome: Outcome, task: str, settings: Mapping[str, Any], *, folder
         return run_fresh(task, settings, folder=folder, environment=outcome.subject.environment)
     except TaskFailed as failure:
         if outcome.subject.role is Role.OURS:
-            raise PenstockError(
-                f"measuring {outcome.subject.name!r} failed: {failure}", hint="run the same command again with --debug"
-            ) from None
+            raise _own_failure(outcome.subject.name, failure) from None
         outcome.skipped = str(failure)
         outcome.reports.clear()
         return None
+
+
+def run_own(task: str, settings: Mapping[str, Any], *, folder: Path) -> Report:
+    """The report of a task that everything else depends on; a `PenstockError` if it gives none."""
+    try:
+        return run_fresh(task, settings, folder=folder)
+    except TaskFailed as failure:
+        raise _own_failure(task, failure) from None
+
+
+def _own_failure(name: str, failure: TaskFailed) -> PenstockError:
+    return PenstockError(
+        f"measuring {name!r} failed: {failure}", hint="this is a bug of penstock; please report it with that line"
+    )
 
 
 def run_fresh(

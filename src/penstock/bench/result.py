@@ -21,7 +21,18 @@ from typing import Any
 from penstock import fs
 from penstock.hardware import probe
 
-__all__ = ["BenchResult", "Bound", "Ratio", "Role", "Row", "completed", "fastest", "ratio", "ratio_to", "write_result_file"]
+__all__ = [
+    "BenchResult",
+    "Bound",
+    "Ratio",
+    "Role",
+    "Row",
+    "completed",
+    "fastest",
+    "ratio",
+    "ratio_to",
+    "write_result_file",
+]
 
 PACKAGES = (
     "penstock",

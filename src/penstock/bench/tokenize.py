@@ -95,7 +95,5 @@ def _subjects(options: Options, *, workers: int, tokenizer: str) -> list[Subject
             settings=common,
             environment=pool,
         ),
-        Subject(
-            name=TOKENIZERS, role=Role.PEER, task="encoding:encode_tokenizers", settings=slow, environment=pool
-        ),
+        Subject(name=TOKENIZERS, role=Role.PEER, task="encoding:encode_tokenizers", settings=slow, environment=pool),
     ]

@@ -192,17 +192,19 @@ def inspect(
     elif doc is None and token is None and row is None:
         _print_summary(facts)
     else:
-        text = facts.pop("text", None)
-        documents = facts.pop("documents", None)
-        print_facts({name: one_line(str(value)) for name, value in facts.items()})
-        if documents:
-            rows = [
-                (one_line(d["key"]), f"{d['row_start']}-{d['row_end']}", f"{d['document_start']}") for d in documents
-            ]
-            print_table(rows, header=("document", "places in row", "from its token"))
-        if text is not None:
+        _print_piece(facts)
+
+
+def _print_piece(facts: dict[str, Any]) -> None:
+    """A document, token or row: its facts, then its text; of a row, document by document."""
+    pieces = facts.pop("documents", [facts] if "text" in facts else [])
+    print_facts({name: one_line(str(value)) for name, value in facts.items() if name != "text"})
+    for piece in pieces:
+        if piece is not facts:
+            place = f"{piece['row_start']}-{piece['row_end']}, from its token {piece['document_start']}"
             print()
-            print("\n".join(one_line(line) for line in text.expandtabs(4).split("\n")))
+            print(one_line(f"-- document {piece['document']} {piece['key']}, places {place}"))
+        print("\n".join(one_line(line) for line in piece["text"].expandtabs(4).split("\n")))
 
 
 def _row_facts(store: Any, row: int, seq_len: int | None, split: str) -> dict[str, Any]:

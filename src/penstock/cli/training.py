@@ -220,7 +220,15 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
     tokenizer = store.tokenizer()
     numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
     rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
-    log.append("rows", split="train", seq_len=config.seq_len, rows=rows)
+    log.append("rows", split="train", seq_len=config.seq_len, rows=[_row_for_page(row) for row in rows])
+
+
+def _row_for_page(row: dict[str, Any]) -> dict[str, Any]:
+    documents = [
+        {"origin": document["key"], "tokens": document["row_end"] - document["row_start"], "text": document["text"]}
+        for document in row["documents"]
+    ]
+    return {"row": row["row"], "documents": documents}
 
 
 def _shows(bar: Any, steps: int, *, verbose: bool) -> Callable[[Record], None]:

@@ -16,7 +16,7 @@ __all__ = ["describe_row"]
 
 
 def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
-    """The row's documents in order, each with its places in the row and its first token there, and the decoded text."""
+    """The row's documents in order, each with its places in the row, its first token there and its text."""
     if not 0 <= row < plan.num_rows:
         raise PlanError(f"the plan has no row {row}", hint=f"rows are numbered 0 to {plan.num_rows - 1}")
     gatherer = Gatherer(plan)
@@ -38,6 +38,7 @@ def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
                 "row_start": max(begin, 0),
                 "row_end": min(end, inputs),
                 "document_start": max(-begin, 0),
+                "text": tokenizer.decode(buffer.tokens[0, max(begin, 0) : min(end, inputs)]),
             }
         )
     return {
@@ -47,5 +48,4 @@ def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
         "tokens": inputs,
         "targets": int(buffer.loss_mask.sum()),
         "documents": documents,
-        "text": tokenizer.decode(buffer.tokens[0, :inputs]),
     }

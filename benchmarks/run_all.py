@@ -1,0 +1,77 @@
+"""Runs every benchmark, writes benchmarks/results/NAME.json, and renders docs/benchmarks.md and the README's table.
+
+    python benchmarks/run_all.py [--tokenizer PATH] [--only NAME]... [--repeats N]
+    python benchmarks/run_all.py --render-only
+
+Takes 10 to 20 minutes on two cores. A benchmark that fails doesn't stop the others; the exit status says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from penstock import fs
+from penstock.bench import BENCHMARKS, format_table, run_benchmark, write_result
+from penstock.bench.render import page, with_short_table
+from penstock.errors import PenstockError
+
+ROOT = Path(__file__).resolve().parent.parent
+WITH_TOKENIZER = ("prepare", "load", "tokenize", "train")
+
+
+def main() -> int:
+    arguments = _arguments()
+    failed = False
+    if not arguments.render_only:
+        for name in arguments.only or BENCHMARKS:
+            failed |= not _run(name, arguments)
+    render(ROOT)
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument(
+        "--tokenizer", help="a tokenizer.json for all sides (default: 8,192 tokens trained on the corpus)"
+    )
+    parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="run this one (may be repeated)")
+    parser.add_argument("--repeats", type=int, help="rounds per benchmark (default: each benchmark's own)")
+    parser.add_argument(
+        "--render-only", action="store_true", help="run nothing, render the result files that are there"
+    )
+    return parser.parse_args()
+
+
+def _run(name: str, arguments: argparse.Namespace) -> bool:
+    options: dict[str, Any] = {"repeats": arguments.repeats}
+    if name in WITH_TOKENIZER:
+        options["tokenizer"] = arguments.tokenizer
+    try:
+        result = run_benchmark(name, options, on_progress=lambda line: print(f"{name}: {line}", file=sys.stderr))
+        path = write_result(result, ROOT / "benchmarks" / "results")
+    except PenstockError as error:
+        print(f"error: bench {name}: {error.message}\nhint: {error.hint}", file=sys.stderr)
+        return False
+    print(format_table(result), f"written to {path.relative_to(ROOT)}", sep="\n", end="\n\n")
+    return True
+
+
+def render(root: Path) -> None:
+    """Renders the result files of a checkout into its pages."""
+    files = [root / "benchmarks" / "results" / f"{name}.json" for name in BENCHMARKS]
+    results = [json.loads(file.read_bytes()) for file in files if file.exists()]
+    fs.make_folder(root / "docs")
+    fs.write_atomic(root / "docs" / "benchmarks.md", page(results).encode())
+    readme = root / "README.md"
+    if readme.exists():
+        text = readme.read_text()
+        if (rendered := with_short_table(text, results)) != text:
+            fs.write_atomic(readme, rendered.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,177 @@
+"""Results as text: a table for the terminal, the page docs/benchmarks.md, and the short table of the README.
+
+In: result objects, as `run_benchmark` returns them or as their files hold them. Out: strings. Every number on the pages
+comes from a result file; what isn't reached is said in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["page", "short_table", "terminal_table", "with_short_table"]
+
+START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
+
+Result = Mapping[str, Any]
+
+_TITLES = {
+    "prepare": "Raw files to a committed store",
+    "load": "Shuffled batches from a store",
+    "tokenize": "Documents in memory to ids",
+    "train": "Training steps",
+    "import": "Importing the package",
+}
+
+_NOTES = {
+    "prepare": """Ours counts from opening the tokenizer file to the commit: self-check, walk, reading, encoding, checksums,
+fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the fastest of its
+three rows counts. datasets gets an even sample of the same documents, already in memory, and packs nothing.""",
+    "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against others
+a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Of our rows with
+and without a thread the faster one is compared, and of litdata's the fastest.""",
+    "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
+    "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
+    "import": """Time of a whole process, starting Python included. Less is better.""",
+}
+
+_PREFACE = """# Benchmarks
+
+Rendered from `benchmarks/results/*.json` by `benchmarks/run_all.py`; do not edit. Each figure is the median of repeats
+that took turns with its ceiling and its peers, each in a fresh process, in one run on one machine. Ratios carry over to
+other machines better than rates do."""
+
+
+def terminal_table(result: Result) -> str:
+    """Rows and ratios in columns."""
+    rows = [(row["name"], _value(row), row["unit"], row["role"]) for row in result["results"]]
+    lines = [f"bench {result['benchmark']}: {_machine_line(result)}", ""]
+    lines += _columns(rows)
+    if result["ratios"]:
+        lines += ["", *_columns([(each["name"], _ratio_value(each), _verdict(each)) for each in result["ratios"]])]
+    return "\n".join(lines)
+
+
+def page(results: Sequence[Result]) -> str:
+    """docs/benchmarks.md, whole."""
+    lines = [_PREFACE]
+    if not results:
+        lines += ["", "No results yet: run `make bench`."]
+    for result in results:
+        lines += ["", *_section(result)]
+    return "\n".join(lines) + "\n"
+
+
+def short_table(results: Sequence[Result]) -> str:
+    """The promises and what was measured, one line each."""
+    lines = ["| measured | ratio | promised | |", "|---|--:|--:|---|"]
+    for result in results:
+        for each in result["ratios"]:
+            if each["required"] is not None:
+                promised = f"{each['bound']} {each['required']:g}"
+                lines.append(_line(_comparison(each), _ratio_value(each), promised, _word(each)))
+    dates = sorted({result["created"][:10] for result in results})
+    if dates:
+        lines += ["", f"{_machine_line(results[0])}; {', '.join(dates)}. All rows: docs/benchmarks.md."]
+    return "\n".join(lines)
+
+
+def with_short_table(text: str, results: Sequence[Result]) -> str:
+    """A README with the table between its markers; unchanged where it has none."""
+    before, start, rest = text.partition(START)
+    _, end, after = rest.partition(END)
+    if not start or not end:
+        return text
+    return f"{before}{START}\n{short_table(results)}\n{END}{after}"
+
+
+def _section(result: Result) -> list[str]:
+    name = result["benchmark"]
+    settings = "; ".join(f"{key.replace('_', ' ')}: {_plain(value)}" for key, value in result["settings"].items())
+    lines = [f"## {_TITLES.get(name, name)} (`bench {name}`)", "", _NOTES.get(name, ""), ""]
+    lines += ["| | value | lowest to highest | unit | |", "|---|--:|--:|---|---|"]
+    for row in result["results"]:
+        lines.append(_line(row["name"], _value(row), _spread(row), row["unit"], row["role"]))
+    for row in result["results"]:
+        if "phases" in row:
+            phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in row["phases"].items())
+            lines += ["", f"Phases of {row['name']}: {phases}."]
+    if result["ratios"]:
+        lines += ["", "| ratio | value | promised | |", "|---|--:|--:|---|"]
+        for each in result["ratios"]:
+            promised = "-" if each["required"] is None else f"{each['bound']} {each['required']:g}"
+            lines.append(_line(f"{each['name']}: {_comparison(each)}", _ratio_value(each), promised, _word(each)))
+    versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
+    return [
+        *lines,
+        "",
+        f"{result['created'][:10]}, {_machine_line(result)}. `{result['command']}`",
+        f"Settings: {settings}.",
+        f"Versions: {versions}.",
+    ]
+
+
+def _line(*cells: str) -> str:
+    """A row of a Markdown table."""
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _value(row: Result) -> str:
+    return f"skipped: {row['skipped']}" if row.get("skipped") else _number(row["value"])
+
+
+def _spread(row: Result) -> str:
+    values = row.get("values") or []
+    return f"{_number(min(values))} to {_number(max(values))}" if len(values) > 1 else ""
+
+
+def _number(value: float | None) -> str:
+    """Three digits that matter, no more: repeats differ in the second."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def _ratio_value(each: Result) -> str:
+    return _number(each["value"])
+
+
+def _comparison(each: Result) -> str:
+    return f"{each['of']} / {each['over']}"
+
+
+def _verdict(each: Result) -> str:
+    if each["required"] is None:
+        return _comparison(each)
+    return f"{_word(each)} ({each['bound']} {each['required']:g}): {_comparison(each)}"
+
+
+def _word(each: Result) -> str:
+    if each["value"] is None:
+        return "not measured"
+    return {True: "reached", False: "NOT reached", None: ""}[each["met"]]
+
+
+def _machine_line(result: Result) -> str:
+    machine = result["machine"]
+    gpus = f", {', '.join(machine['gpus'])}" if machine.get("gpus") else ""
+    return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}, {machine['platform']}{gpus}"
+
+
+def _plain(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _columns(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Left-aligned columns, but numbers (the second) to the right; the last isn't padded."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if column == 1 else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
