@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT ?= runs/demo
+DEMO_ARGS ?=
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
@@ -27,10 +28,11 @@ $(PEERS): $(READY)
 setup: $(READY)  ## create .venv and install everything, at pinned versions
 
 demo: $(READY)  ## raw code -> tokens -> trained model -> page, on the embedded default
-	@$(BIN)/penstock run --out $(DEMO_OUT)
+	@$(BIN)/penstock run --out $(DEMO_OUT) $(DEMO_ARGS)
 
+# One thread per worker process: PyTorch's own threads would fight over the cores that the workers share.
 test: $(READY)  ## all tests but the torture figures
-	@$(BIN)/python -m pytest -n auto -m 'not torture'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not torture'
 
 check: $(READY)  ## formatting, lint, types
 	@$(BIN)/ruff format --check .

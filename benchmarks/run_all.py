@@ -36,13 +36,11 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--tokenizer", help="a tokenizer.json for all sides (default: 8,192 tokens trained on the corpus)"
+        "--tokenizer", help="tokenizer.json for all sides (default: 8,192 tokens trained on the corpus)"
     )
     parser.add_argument("--only", action="append", choices=list(BENCHMARKS), help="run this one (may be repeated)")
     parser.add_argument("--repeats", type=int, help="rounds per benchmark (default: each benchmark's own)")
-    parser.add_argument(
-        "--render-only", action="store_true", help="run nothing, render the result files that are there"
-    )
+    parser.add_argument("--render-only", action="store_true", help="run nothing, render the result files")
     return parser.parse_args()
 
 

@@ -117,7 +117,7 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
     assert {override.partition("=")[0] for override in changed} == FREE_KEYS
     for override in changed:
         assert load_config(None, [override]).digest() == TrainConfig().digest()
-    for override in ("steps=151", "seed=1", "model.num_layers=5", "batch_rows=8", "document_boundaries=false"):
+    for override in ("steps=151", "seed=1", "model.num_layers=5", "batch_rows=9", "document_boundaries=false"):
         assert load_config(None, [override]).digest() != TrainConfig().digest()
 
 

@@ -11,7 +11,7 @@ from penstock.load.torch import IGNORED_LABEL, sequential_batches
 from penstock.pack import plan_concat
 from penstock.store import Store
 from penstock.train import Decoder, build_model
-from penstock.train.evaluate import Evaluation, evaluate
+from penstock.train.evaluate import Evaluation, evaluate, held_out_batches
 
 from .conftest import tiny_config
 
@@ -108,3 +108,20 @@ def test_end_tokens_are_scored_and_have_no_bytes(store: Store) -> None:
     assert int((labels == tokenizer.end_id).sum()) > 0
     assert tokenizer.token_byte_lengths()[tokenizer.end_id] == 0
     assert int((labels == IGNORED_LABEL).sum()) > 0
+
+
+def rows_of(store: Store, *, batch_rows: int, limit_rows: int | None) -> list[tuple[int, ...]]:
+    plan = plan_concat(store, split="val", seq_len=32)
+    batches = held_out_batches(plan, batch_rows=batch_rows, device="cpu", limit_rows=limit_rows)
+    return [tuple(row.tolist()) for batch in batches for row in batch.inputs]
+
+
+def test_a_limited_evaluation_samples_the_whole_split(store: Store) -> None:
+    every = rows_of(store, batch_rows=4, limit_rows=None)
+    for limit in (1, 5, len(every) - 1):
+        some = rows_of(store, batch_rows=4, limit_rows=limit)
+        assert len(some) == len(set(some)) == limit
+        assert set(some) <= set(every)
+        assert some == rows_of(store, batch_rows=3, limit_rows=limit)
+    assert set(rows_of(store, batch_rows=4, limit_rows=5)) != set(every[:5])
+    assert rows_of(store, batch_rows=4, limit_rows=len(every) + 1) == every

@@ -1,8 +1,8 @@
 """The documents that everybody is measured on, and their vocabulary.
 
 In: `--input` words, or nothing: then the packages installed beside this one and Python's own library, hundreds of MB of
-code and text that every machine with the peers has. Out: sources for `prepare`, or the same documents as bytes in memory
-for those who start from there. Each process makes its own from the words; reading takes seconds.
+code and text that every machine with the peers has. Out: sources for `prepare`, or the same documents as bytes in
+memory for those who start from there. Each process makes its own from the words; reading takes seconds.
 """
 
 from __future__ import annotations

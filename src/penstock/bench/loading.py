@@ -1,7 +1,7 @@
 """Shuffled batches of rows, timed: our tasks of the load benchmark, and the ceiling.
 
 Every task makes its loader, then takes several passes of the same number of batches and reports the rate of each pass
-and the time to its first batch, which the rate leaves out. A row counts as T tokens on every side, though T + 1 are read.
+and the time to its first batch, which the rate leaves out. A row counts as T tokens on every side; T + 1 are read.
 Nothing is done with a batch: what is measured is how fast batches can come.
 """
 

@@ -35,6 +35,10 @@ class TaskFailed(Exception):  # noqa: N818  it is an answer, caught here, and ne
     """A task gave no report."""
 
 
+class PackageMissing(TaskFailed):
+    """It needs a package that isn't installed here, which is nobody's failure."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """Something to measure.
@@ -125,11 +129,11 @@ def _is_named(name: str, skip: Sequence[str]) -> bool:
 
 
 def _attempt(outcome: Outcome, task: str, settings: Mapping[str, Any], *, folder: Path) -> Report | None:
-    """One report; where a peer gives none, the outcome says why from then on."""
+    """One report; where a peer gives none, or a package is missing, the outcome says why from then on."""
     try:
         return run_fresh(task, settings, folder=folder, environment=outcome.subject.environment)
     except TaskFailed as failure:
-        if outcome.subject.role is Role.OURS:
+        if outcome.subject.role is Role.OURS and not isinstance(failure, PackageMissing):
             raise _own_failure(outcome.subject.name, failure) from None
         outcome.skipped = str(failure)
         outcome.reports.clear()
@@ -187,7 +191,7 @@ def run_fresh(
             raise TaskFailed(_last_line(errors) or f"ended with status {process.returncode}")
         report: Report = json.loads(result_file.read_bytes())
     if "missing" in report:
-        raise TaskFailed(f"{report['missing']} isn't installed: pip install 'penstock[peers]'")
+        raise PackageMissing(report["missing"])
     return report
 
 

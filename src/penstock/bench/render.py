@@ -24,12 +24,13 @@ _TITLES = {
 }
 
 _NOTES = {
-    "prepare": """Ours counts from opening the tokenizer file to the commit: self-check, walk, reading, encoding, checksums,
-fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the fastest of its
-three rows counts. datasets gets an even sample of the same documents, already in memory, and packs nothing.""",
-    "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against others
-a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Of our rows with
-and without a thread the faster one is compared, and of litdata's the fastest.""",
+    "prepare": """Ours counts from opening the tokenizer file to the commit: self-check, walk, reading, encoding,
+checksums, fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the
+fastest of its three rows counts. datasets gets an even sample of the same documents, already in memory, and packs
+nothing.""",
+    "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against
+others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Of our
+rows with and without a thread the faster one is compared, and of litdata's the fastest.""",
     "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
     "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",

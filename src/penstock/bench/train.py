@@ -68,8 +68,9 @@ def run(options: Options, tell: Tell) -> BenchResult:
     ours = row_of(outcomes[OURS], "tokens_per_second", unit="tokens/s")
     ceiling = row_of(outcomes[CEILING], "tokens_per_second", unit="tokens/s")
     waiting = row_of(outcomes[OURS], "data_share_percent", name="share of a step spent waiting for data", unit="%")
+    parameters = outcomes[OURS].reports[0]["parameters"] if outcomes[OURS].reports else "unknown"
     settings = {
-        "model": f"{options.preset}, {outcomes[OURS].reports[0]['parameters']} parameters",
+        "model": f"{options.preset}, {parameters} parameters",
         "batch": f"{options.batch_size} x {options.seq_len} tokens",
         "steps": f"{options.steps}, of which {WARM_UP_STEPS} aren't timed",
         "repeats": options.repeats,

@@ -12,6 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from penstock import fs
+from penstock.errors import MissingExtraError
 
 __all__ = ["main"]
 
@@ -21,11 +22,14 @@ def main(task: str, settings: Path, result: Path) -> None:
     module, _, function = task.partition(":")
     try:
         report = getattr(import_module(f"penstock.bench.{module}"), function)(**json.loads(settings.read_bytes()))
+    except MissingExtraError as error:
+        report = {"missing": f"{error.message}: {error.hint}"}
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "penstock"):
             raise
-        report = {"missing": package}
+        extra = "torch" if package == "torch" else "peers"
+        report = {"missing": f"{package} isn't installed: pip install 'penstock[{extra}]'"}
     fs.write_atomic(result, json.dumps(report).encode())
 
 

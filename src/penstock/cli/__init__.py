@@ -17,24 +17,31 @@ from penstock.errors import DiskError, PenstockError
 __all__ = ["main"]
 
 
-class _Terminated(BaseException):
-    """SIGTERM, as an exception, so that locks and temporary files are cleaned up on the way out."""
+class _Signalled(BaseException):
+    """SIGINT or SIGTERM as an exception, so that locks and temporary files are cleaned up on the way out.
+
+    Not KeyboardInterrupt: the parser would swallow that one without a word about how to go on.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
-    signal.signal(signal.SIGTERM, _raise_terminated)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _raise_signalled)
     sys.exit(_run([word for word in arguments if word != "--debug"], debug=debug))
 
 
-def _raise_terminated(number: int, frame: Any) -> None:
-    raise _Terminated
+def _raise_signalled(number: int, frame: Any) -> None:
+    raise _Signalled(number)
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
-    import click
     import typer
 
     from penstock.cli.app import app
@@ -44,16 +51,14 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return result if isinstance(result, int) else 0
     except PenstockError as error:
         return _fail(error, debug=debug)
-    except click.exceptions.Abort:
-        return _interrupted("interrupted", 130)
-    except click.ClickException as error:
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "penstock"
-        _print_error(error.format_message().replace("\n", " "), f"see `{command} --help`")
+    except _usage_error() as error:
+        context = getattr(error, "ctx", None)
+        _print_error(error.format_message(), f"see `{context.command_path if context else 'penstock'} --help`")
         return 2
-    except KeyboardInterrupt:
-        return _interrupted("interrupted", 130)
-    except _Terminated:
-        return _interrupted("terminated", 143)
+    except _Signalled as error:
+        hint = "nothing committed was changed; run the same command again, and it goes on where it was"
+        _print_error(f"stopped by {error}", hint)
+        return 128 + error.number
     except BrokenPipeError:
         # The reader of our output went away (`penstock … | head`): end quietly, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -62,16 +67,20 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         return _fail(DiskError.from_os_error(error, doing="a file operation on"), debug=debug)
 
 
+def _usage_error() -> type[Any]:
+    """What the parser raises for bad usage. Typer has used click's class and, since, a copy of it; both are the base of
+    `BadParameter`, the one name that every version shows."""
+    import typer
+
+    base: type[Any] = typer.BadParameter.__mro__[1]
+    return base
+
+
 def _fail(error: PenstockError, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
     _print_error(error.message, error.hint)
     return 1
-
-
-def _interrupted(what: str, code: int) -> int:
-    _print_error(what, "nothing committed was changed; run the same command again, and it goes on where it was")
-    return code
 
 
 def _print_error(message: str, hint: str) -> None:

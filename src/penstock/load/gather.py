@@ -92,8 +92,11 @@ class Gatherer:
         self._store = plan.store
         self._pad_id = plan.store.manifest.tokenizer["end_id"]
         self._views: dict[int, memoryview] = {}
-        with_runs = np.isin(plan.documents, plan.store.arrays["loss_documents"].astype(np.int64))
-        self._has_runs = with_runs if with_runs.any() else None
+        loss_documents = plan.store.arrays["loss_documents"].astype(np.int64)
+        with_runs = np.isin(plan.documents, loss_documents)
+        # Per document of the plan its number in `loss_documents`, or -1; searched once, not for each row.
+        self._loss_entries = np.where(with_runs, np.searchsorted(loss_documents, plan.documents), -1)
+        self._has_runs = bool(with_runs.any())
 
     def new_buffer(self, num_rows: int, allocate: Allocate = np.empty) -> BatchBuffer:
         """A buffer for batches of `num_rows`."""
@@ -160,7 +163,7 @@ class Gatherer:
         rows = block.rows[begin:end]
         if self._plan.waste_tokens and self._plan.num_rows - 1 in rows:
             self._mask_padding(rows, buffer.loss_mask)
-        if self._has_runs is not None:
+        if self._has_runs:
             self._apply_loss_runs(rows, buffer.loss_mask)
 
     def _copy_tokens(self, block: RowBlock, begin: int, end: int, out: npt.NDArray[Any]) -> None:
@@ -205,15 +208,13 @@ class Gatherer:
     def _apply_loss_runs(self, rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> None:
         """Labels outside the loss runs of documents that don't carry loss throughout."""
         plan = self._plan
-        assert self._has_runs is not None
         arrays = plan.store.arrays
         for number, row in enumerate(rows.tolist()):
             start, count = plan.row_range(row)
             for place in range(int(plan.first_document[row]), int(plan.first_document[row + 1]) + 1):
-                if place >= len(plan.documents) or not self._has_runs[place]:
+                if place >= len(plan.documents) or (found := int(self._loss_entries[place])) < 0:
                     continue
                 begin, end = plan.document_starts[place : place + 2] - start - 1  # label of position p is token p + 1
-                found = int(np.searchsorted(arrays["loss_documents"], plan.documents[place]))
                 carries = np.zeros(int(end - begin), np.bool_)
                 runs = slice(2 * int(arrays["loss_starts"][found]), 2 * int(arrays["loss_starts"][found + 1]))
                 for first, length in arrays["loss_runs"][runs].reshape(-1, 2).tolist():

@@ -60,6 +60,10 @@ class Loader:
                 f"a global batch of {batch_rows} rows can't be shared by {world_size} ranks (this is rank {rank})",
                 hint="choose a batch size that the number of ranks divides",
             )
+        if prefetch_batches < 0:
+            raise ConfigError(
+                f"{prefetch_batches} batches can't be filled ahead", hint="choose 0 (fill on demand) or a few batches"
+            )
         self.plan = plan
         self.batch_rows = batch_rows
         self.position = 0
@@ -90,22 +94,17 @@ class Loader:
         Raises:
             ResumeError: the state belongs to another store, plan or order; both sides are shown.
         """
-        saved, own = state.get("identity"), self.identity
-        if (
-            state.get("format") != STATE_FORMAT
-            or not isinstance(saved, dict)
-            or not isinstance(state.get("position"), int)
-        ):
-            raise ResumeError("this isn't the saved state of a loader", hint="pass what `state_dict()` returned")
+        position, saved = _checked_state(state)
+        own = self.identity
         if saved != own:
-            differing = [name for name in own if saved.get(name) != own[name]]
-            shown = "; ".join(f"{name}: saved {saved.get(name)!r}, here {own[name]!r}" for name in differing)
+            differing = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
+            shown = "; ".join(f"{name}: saved {saved.get(name)!r}, here {own.get(name)!r}" for name in differing)
             raise ResumeError(
                 f"the state {digest_of(saved)[:12]} doesn't fit this loader {digest_of(own)[:12]}: {shown}",
                 hint="open the same store version with the same row length, split and seed, or start afresh",
             )
         self._stop()
-        self.position = state["position"]
+        self.position = position
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -162,6 +161,21 @@ class Loader:
         self.close()
 
 
+def _checked_state(state: Any) -> tuple[int, dict[str, Any]]:
+    """Position and identity of a saved state; a checkpoint is input, so its shape is looked at first."""
+    fields = state if isinstance(state, dict) else {}
+    position, identity = fields.get("position"), fields.get("identity")
+    if (
+        fields.get("format") != STATE_FORMAT
+        or not isinstance(identity, dict)
+        or not isinstance(position, int)
+        or isinstance(position, bool)
+        or position < 0
+    ):
+        raise ResumeError("this isn't the saved state of a loader", hint="pass what `state_dict()` returned")
+    return position, identity
+
+
 class _Producer:
     """The thread that fills buffers ahead of the consumer. An error in it is raised where the batch is asked for.
 
@@ -184,6 +198,8 @@ class _Producer:
 
     def _run(self, loader: Loader) -> None:
         position = loader.position
+        batches: list[Batch] = []
+        buffers: list[BatchBuffer] | None = None
         try:
             while (buffers := self._free.get()) is not None and not self._stopping:
                 batches = []
@@ -192,6 +208,8 @@ class _Producer:
                     position += loader.batch_rows
                 self._ready.put((batches, buffers))
         except BaseException as error:  # noqa: BLE001  handed to the consumer, who raises it
+            if buffers and batches:  # good batches before the bad one are given out first, as without a thread
+                self._ready.put((batches, buffers))
             self._ready.put(error)
 
     def next_batch(self) -> Batch:

@@ -30,23 +30,28 @@ def _mixed(words: Words) -> Words:
     return words ^ (words >> np.uint64(31))
 
 
-def _round_keys(seed: int, pass_number: int) -> Words:
-    """One key per round, from seed and pass; Python integers, so that any size of seed is taken."""
-    start = _mixed(np.array([(seed * _GOLDEN + 1) & _MASK_64], np.uint64)) ^ np.uint64(pass_number & _MASK_64)
+def _round_keys(seed: int, passes: npt.NDArray[np.int64]) -> Words:
+    """[ROUNDS, passes] keys, from seed and pass; the seed is a Python integer, so that any size of it is taken."""
+    start = _mixed(np.array([(seed * _GOLDEN + 1) & _MASK_64], np.uint64)) ^ passes.astype(np.uint64)
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return _mixed(_mixed(start) + steps)
+    return _mixed(_mixed(start) + steps[:, None])
 
 
 def permuted(places: npt.ArrayLike, *, size: int, seed: int, pass_number: int) -> npt.NDArray[np.int64]:
     """The rows at some places of one pass: a bijection of range(size) for each (seed, pass)."""
     values = np.asarray(places, np.uint64)
+    keys = _round_keys(seed, np.array([pass_number]))
+    return _walked(values.reshape(-1), keys, size=size).reshape(values.shape)
+
+
+def _walked(values: Words, keys: Words, *, size: int) -> npt.NDArray[np.int64]:
+    """The permutation of each value; `keys` are [ROUNDS, 1] for all values or [ROUNDS, values]."""
     if size <= 1:
         return np.zeros(values.shape, np.int64)
     bits = max((size - 1).bit_length(), 2)
-    keys = _round_keys(seed, pass_number)
     result = _feistel(values, bits, keys)
     while (outside := result >= size).any():
-        result[outside] = _feistel(result[outside], bits, keys)
+        result[outside] = _feistel(result[outside], bits, keys if keys.shape[1] == 1 else keys[:, outside])
     return result.astype(np.int64)
 
 
@@ -67,9 +72,7 @@ def rows_at(start: int, count: int, *, num_rows: int, seed: int, shuffle: bool) 
     places = np.arange(start % num_rows, start % num_rows + count, dtype=np.int64)
     if not shuffle:
         return places % num_rows
-    passes = start // num_rows + places // num_rows
-    rows = np.empty(count, np.int64)
-    for pass_number in range(int(passes[0]), int(passes[-1]) + 1) if count else ():
-        here = passes == pass_number
-        rows[here] = permuted(places[here] % num_rows, size=num_rows, seed=seed, pass_number=pass_number)
-    return rows
+    passes = places // num_rows
+    keys = _round_keys(seed, start // num_rows + np.arange(int(passes[-1]) + 1 if count else 0))
+    # A block of a small plan holds thousands of passes: one call for all of them, not one for each.
+    return _walked((places % num_rows).astype(np.uint64), keys[:, passes] if keys.shape[1] > 1 else keys, size=num_rows)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import MissingExtraError
+from penstock.errors import ConfigError, MissingExtraError
 from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
 from penstock.pack import Plan
@@ -73,7 +73,9 @@ class TorchBatch:
         return len(self.row_targets)
 
     def __getitem__(self, rows: slice) -> TorchBatch:
-        begin, _, _ = rows.indices(len(self))
+        begin, _, step = rows.indices(len(self))
+        if step != 1:  # document numbers count flat positions, so a slice is a run of rows
+            raise ValueError(f"rows are sliced off in order, not in steps of {step}")
         return TorchBatch(
             tokens=self.tokens[rows],
             loss_mask=self.loss_mask[rows],
@@ -144,6 +146,8 @@ def sequential_batches(
     plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", limit_rows: int | None = None
 ) -> Iterator[TorchBatch]:
     """Every row of a plan once, in order, for evaluation; the last batch may be short."""
+    if batch_rows < 1:
+        raise ConfigError(f"a batch of {batch_rows} rows is impossible", hint="choose 1 row or more")
     gatherer = Gatherer(plan)
     end = plan.num_rows if limit_rows is None else min(plan.num_rows, limit_rows)
     for start in range(0, end, batch_rows):

@@ -6,8 +6,8 @@ lists them in. Every entry that isn't a folder is a document or is counted under
     symlink · special (FIFO, socket, device) · hidden · vendored · not-included · excluded · too-large     (unread)
     unreadable · empty · binary · not-utf8                                                               (after reading)
 
-Symbolic links are never followed; a file that turned into a link or a FIFO since the walk isn't opened. Names are bytes
-throughout. The walk is lazy: memory holds one unit's names and the open folders' listings.
+Symbolic links are never followed, at no level; a file that turned into a FIFO since the walk isn't read. Names are
+bytes throughout. The walk is lazy: memory holds one unit's names and the open folders' listings.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +28,11 @@ __all__ = ["FileItem", "FileOptions", "FilesSource"]
 
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
-_Entry = tuple[bytes, "os.DirEntry[bytes]"]
+READ_BYTES = 2**16
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+_Entry = tuple[bytes, bool]  # relative path, whether it is a folder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +96,8 @@ class FilesSource:
         """Runs of files of at least `unit_bytes` together, the last one perhaps less."""
         builder = _UnitBuilder(self.name)
         for path, entry_stat, reason in self._walk():
-            if reason is not None:
-                builder.skips.add(reason, self._key(path))
+            if entry_stat is None or reason is not None:
+                builder.skip(reason or "unreadable", path, self._key(path))
                 continue
             builder.add(path, entry_stat)
             if builder.input_bytes >= unit_bytes:
@@ -103,31 +108,33 @@ class FilesSource:
 
     def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
         """Reads each file once; what was read is what is hashed and encoded, even if the file changes meanwhile."""
-        documents: list[Document] = []
-        skips = SkipTally()
-        for item in unit.items:
-            key = self._key(item.path)
-            if wanted is not None and not wanted(key):
-                continue
-            data = self._read_file(item)
-            reason = "unreadable" if data is None else content_problem(data)
-            if data is not None and len(data) > self._options.max_file_bytes:
-                reason = "too-large"  # it grew since the walk
-            if data is None or reason is not None:
-                skips.add(reason or "unreadable", key)
-                continue
-            documents.append(
-                Document(
-                    key=key,
-                    group=key,
-                    path=item.path,
-                    byte_start=0,
-                    byte_end=len(data),
-                    parts=(Part(data=data),),
-                    language=language_of(item.path or self._root),
-                )
+        text = UnitText(documents=[], skips=SkipTally())
+        with closing(_OpenFolder(self._root)) as folder:
+            for item in unit.items:
+                key = self._key(item.path)
+                if wanted is None or wanted(key):
+                    self._add_file(text, key, item.path, self._read_file(folder, item.path))
+        return text
+
+    def _add_file(self, text: UnitText, key: bytes, path: bytes, data: bytes | None) -> None:
+        """Adds a file as a document, or to the tally."""
+        if data is None:
+            text.skips.add("unreadable", key)
+        elif len(data) > self._options.max_file_bytes:
+            text.skips.add("too-large", key)  # it grew since the walk
+        elif reason := content_problem(data):
+            text.skips.add(reason, key)
+        else:
+            document = Document(
+                key=key,
+                group=key,
+                path=path,
+                byte_start=0,
+                byte_end=len(data),
+                parts=(Part(data=data),),
+                language=language_of(path or self._root),
             )
-        return UnitText(documents=documents, skips=skips)
+            text.documents.append(document)
 
     def _key(self, path: bytes) -> bytes:
         name = self.name.encode()
@@ -136,28 +143,35 @@ class FilesSource:
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
 
-    def _read_file(self, item: FileItem) -> bytes | None:
+    def _read_file(self, folder: _OpenFolder, path: bytes) -> bytes | None:
         """The file's bytes, at most one more than allowed; None when it can't be read as a regular file."""
         try:
-            descriptor = os.open(self._absolute(item.path), os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            descriptor = folder.open_file(path)
         except OSError:
             return None
         try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 return None
-            limit = min(facts.st_size, self._options.max_file_bytes) + 1
-            data = os.read(descriptor, limit)
-            while len(data) < limit and (more := os.read(descriptor, limit - len(data))):
-                data += more
-            return data
+            # Read to the end, not to the size: a file that grows, or one of /proc (size 0), must not be cut short.
+            left = self._options.max_file_bytes + 1
+            wanted = facts.st_size + 1
+            pieces: list[bytes] = []
+            while left and (piece := os.read(descriptor, min(wanted, left))):
+                pieces.append(piece)
+                left -= len(piece)
+                wanted = READ_BYTES
+            return b"".join(pieces)
         except OSError:
             return None
         finally:
             os.close(descriptor)
 
-    def _walk(self) -> Iterator[tuple[bytes, os.stat_result, str | None]]:
-        """(relative path, facts, reason to leave it out) of everything that isn't a folder, by byte order of path."""
+    def _walk(self) -> Iterator[tuple[bytes, os.stat_result | None, str | None]]:
+        """(relative path, facts, reason to leave it out) of everything that isn't a folder, by byte order of path.
+
+        Facts are None for what vanished, or was closed to us, since its folder was listed.
+        """
         root_stat = os.lstat(self._root)
         if not stat.S_ISDIR(root_stat.st_mode):
             yield b"", root_stat, self._problem(b"", root_stat)
@@ -170,24 +184,34 @@ class FilesSource:
             if step is None:
                 levels.pop()
                 continue
-            path, entry = step
-            if entry.is_dir(follow_symlinks=False):
+            path, is_folder = step
+            if is_folder:
                 try:
                     listing = iter(self._listing(path))
                 except OSError:
-                    yield path + b"/", entry.stat(follow_symlinks=False), "unreadable"
+                    yield path + b"/", None, "unreadable"
                     continue
-                levels.append((listing, inherited or self._folder_problem(entry.name)))
+                levels.append((listing, inherited or self._folder_problem(os.path.basename(path))))
                 continue
-            facts = entry.stat(follow_symlinks=False)
+            try:
+                facts = os.lstat(self._absolute(path))
+            except OSError:
+                yield path, None, "unreadable"
+                continue
             yield path, facts, inherited or self._problem(path, facts)
 
     def _listing(self, folder: bytes) -> list[_Entry]:
         """Entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in a slash."""
-        with os.scandir(self._absolute(folder)) as scan:
-            entries = [entry for entry in scan if entry.name not in self._outside]
-        entries.sort(key=lambda entry: entry.name + b"/" if entry.is_dir(follow_symlinks=False) else entry.name)
-        return [(folder + b"/" + entry.name if folder else entry.name, entry) for entry in entries]
+        # Through a descriptor, because scandir by name would follow a link that took the folder's place.
+        descriptor = os.open(self._absolute(folder), FOLDER_FLAGS | (os.O_NOFOLLOW if folder else 0))
+        try:
+            with os.scandir(descriptor) as scan:
+                entries = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in scan]
+        finally:
+            os.close(descriptor)
+        entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] else entry[0])
+        prefix = folder + b"/" if folder else b""
+        return [(prefix + name, is_folder) for name, is_folder in entries if name not in self._outside]
 
     def _folder_problem(self, name: bytes) -> str | None:
         if not self._options.hidden and name.startswith(b"."):
@@ -210,6 +234,42 @@ class FilesSource:
         return None
 
 
+class _OpenFolder:
+    """Opens files below a root without following a link at any level; keeps the folder of the last one open.
+
+    A path given as a whole is only protected at its last name: a folder that became a link since the walk would lead
+    out of the source. Files come in order of path, so the folder rarely changes.
+    """
+
+    def __init__(self, root: bytes) -> None:
+        self._root = root
+        self._path: bytes | None = None
+        self._descriptor = -1
+
+    def open_file(self, path: bytes) -> int:
+        """A descriptor of the file at a relative path (empty: the root itself is the file)."""
+        if not path:
+            return os.open(self._root, FILE_FLAGS)
+        folder, _, name = path.rpartition(b"/")
+        if folder != self._path:
+            self.close()
+            self._descriptor = os.open(self._root, FOLDER_FLAGS)
+            for step in folder.split(b"/") if folder else ():
+                above = self._descriptor
+                try:
+                    self._descriptor = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=above)
+                finally:
+                    os.close(above)
+            self._path = folder
+        return os.open(name, FILE_FLAGS, dir_fd=self._descriptor)
+
+    def close(self) -> None:
+        """Closes the folder that is open."""
+        if self._path is not None:
+            os.close(self._descriptor)
+        self._path = None
+
+
 class _UnitBuilder:
     """Collects files until a unit is full."""
 
@@ -228,6 +288,11 @@ class _UnitBuilder:
         self._newest_change_ns = max(self._newest_change_ns, facts.st_mtime_ns, facts.st_ctime_ns)
         numbers = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
         self._facts.append(path + b"\0" + " ".join(map(str, numbers)).encode())
+
+    def skip(self, reason: str, path: bytes, key: bytes) -> None:
+        """Counts an entry left out; the counts are part of what a finished unit stood for."""
+        self.skips.add(reason, key)
+        self._facts.append(path + b"\0" + reason.encode())
 
     def finish(self) -> Unit:
         """The finished unit."""

@@ -6,9 +6,13 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
+from typing import Any
 
 import pathspec
+
+from penstock.errors import InputError
 
 __all__ = ["RULES_VERSION", "PathRules", "content_problem", "language_of"]
 
@@ -37,7 +41,8 @@ _LANGUAGE_BY_EXTENSION = {
 
 def language_of(path: bytes) -> str:
     """The language by file ending, or the empty string."""
-    return _LANGUAGE_BY_EXTENSION.get(path.rpartition(b".")[2].lower(), "")
+    _, dot, ending = path.rpartition(b"/")[2].rpartition(b".")
+    return _LANGUAGE_BY_EXTENSION.get(ending.lower(), "") if dot else ""
 
 
 def content_problem(data: bytes) -> str | None:
@@ -55,18 +60,30 @@ def content_problem(data: bytes) -> str | None:
     return None
 
 
+def _patterns(option: str, lines: Sequence[str]) -> pathspec.PathSpec[Any] | None:
+    try:
+        return pathspec.PathSpec.from_lines("gitignore", lines) if lines else None
+    except (ValueError, re.error) as error:
+        raise InputError(
+            f"{option} {', '.join(lines)}: {error}",
+            hint="patterns are those of .gitignore: *.py, docs/, **/test_*, !keep.txt",
+        ) from None
+
+
 class PathRules:
     """Include and exclude patterns, in the language of .gitignore, over paths relative to the source's root."""
 
     def __init__(self, *, include: Sequence[str], exclude: Sequence[str]) -> None:
-        self._include = pathspec.PathSpec.from_lines("gitignore", include) if include else None
-        self._exclude = pathspec.PathSpec.from_lines("gitignore", exclude) if exclude else None
+        self._include = _patterns("--include", include)
+        self._exclude = _patterns("--exclude", exclude)
 
     def problem(self, path: bytes) -> str | None:
         """The reason for which this path is left out, or None."""
         if self._include is None and self._exclude is None:
             return None
-        text = os.fsdecode(path)
+        # In pathspec's expressions a dot stops at a newline, so that a folder named with one would slip past them all.
+        # No path holds a NUL, so no pattern can tell the difference.
+        text = os.fsdecode(path).replace("\n", "\0")
         if self._include is not None and not self._include.match_file(text):
             return "not-included"
         if self._exclude is not None and self._exclude.match_file(text):

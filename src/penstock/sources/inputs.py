@@ -54,7 +54,7 @@ def _source(word: str, options: FileOptions) -> Source:
     name, separator, path = word.partition("=")
     if not separator or os.path.lexists(word):
         name, path = "", word
-    if not os.path.lexists(path):
+    if not os.path.exists(path):  # a link that leads nowhere is as good as missing
         raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
     # A link given by name is meant; links found inside are not followed.
     root = os.path.realpath(path)

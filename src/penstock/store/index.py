@@ -19,13 +19,11 @@ import pyarrow.parquet
 from penstock.errors import InputError
 from penstock.hashing import STRONG_HASH_BYTES
 from penstock.sources import printable
-from penstock.store.layout import DOCUMENTS_TABLE, INDEX_ARRAYS, REASONS, SegmentEntry, store_digest
+from penstock.store.layout import DOCUMENTS_COLUMNS, DOCUMENTS_TABLE, INDEX_ARRAYS, REASONS, SegmentEntry, store_digest
 from penstock.store.splits import split_numbers
 from penstock.store.writer import UnitRecord
 
 __all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons"]
-
-PROVENANCE_COLUMNS = ["key", "path", "byte_start", "byte_end", "language", "content_hash", "token_hash", "group_hash"]
 
 KEPT, DUPLICATE, COPY_ACROSS_SPLITS = (REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits"))
 
@@ -86,7 +84,7 @@ def build_index(
         **_loss_arrays(documents["loss_runs"]),
     }
     arrays = {name: np.ascontiguousarray(array, dtype=INDEX_ARRAYS[name]) for name, array in arrays.items()}
-    provenance = documents.select(PROVENANCE_COLUMNS)
+    provenance = documents.select(list(DOCUMENTS_COLUMNS))
     return VersionIndex(
         arrays=arrays,
         provenance=provenance,

@@ -5,7 +5,7 @@ STORE/segments/NAME.tokens           flat little-endian tokens, nothing else
 STORE/segments/NAME.blocks           one 64-bit checksum per 64 KiB of NAME.tokens
 STORE/index/000001-DIGEST/*.array    flat arrays over the documents in canonical order
 STORE/index/000001-DIGEST/documents.parquet     provenance, same order
-STORE/tokenizers/DIGEST/tokenizer.json
+STORE/tokenizers/HASH/tokenizer.json   named by the hash of its bytes
 STORE/work/                          records of finished units of an unfinished prepare; no reader looks there
 STORE/lock                           while a writer runs
 """
@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ TOKENIZERS = "tokenizers"
 WORK = "work"
 LOCK = "lock"
 DOCUMENTS_TABLE = "documents.parquet"
+DOCUMENTS_COLUMNS = ("key", "path", "byte_start", "byte_end", "language", "content_hash", "token_hash", "group_hash")
 
 REASONS = ("kept", "duplicate", "copy-across-splits")
 """What the `reason` array's numbers mean; 0 is in the data, the rest are exclusions decided over the whole."""
@@ -73,7 +74,7 @@ document `loss_documents[i]` has the pairs (first token, count) number `loss_sta
 _CHECKSUM_FIELD = b'  "checksum": "'
 _CHECKSUM_TAIL = b'"\n}\n'
 _HASH_DIGITS = 64
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+_PLAIN_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +147,7 @@ def decode_manifest(data: bytes, *, path: Path) -> Manifest:
     zeroed = data[: max(cut, 0)] + b"0" * _HASH_DIGITS + _CHECKSUM_TAIL
     if strong_hash(zeroed).hex().encode() + _CHECKSUM_TAIL != data[max(cut, 0) :]:
         raise _damaged(path, "its checksum doesn't fit its content")
-    content = json.loads(data)
-    del content["checksum"]
+    content = _parsed(data, path)
     if content.get("format") != FORMAT or content.get("format_version") != FORMAT_VERSION:
         found = f"{content.get('format')!r} version {content.get('format_version')!r}"
         raise DamagedStoreError(
@@ -165,15 +165,80 @@ def decode_manifest(data: bytes, *, path: Path) -> Manifest:
         )
     except (TypeError, KeyError) as error:
         raise _damaged(path, f"fields are missing or unknown ({error})") from None
-    for name in _names(manifest):
-        if not _SAFE_NAME.fullmatch(name):
-            raise _damaged(path, f"it names a file outside the store: {name!r}")
+    problem = _type_problem(manifest) or _name_problem(manifest) or _value_problem(manifest)
+    if problem is not None:
+        raise _damaged(path, problem)
     return manifest
 
 
-def _names(manifest: Manifest) -> list[str]:
-    entries: Sequence[SegmentEntry | FileEntry] = [*manifest.segments, *manifest.index, manifest.tokenizer_file]
-    return [entry.name for entry in entries]
+def _parsed(data: bytes, path: Path) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(dict(pairs)) != len(pairs):
+            raise ValueError("a key stands there twice")
+        return dict(pairs)
+
+    try:
+        content: dict[str, Any] = json.loads(data, object_pairs_hook=unique)
+        del content["checksum"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise _damaged(path, f"it isn't a JSON object with a checksum ({error})") from None
+    return content
+
+
+def _type_problem(manifest: Manifest) -> str | None:
+    """The checksum only finds accidents: whoever writes a manifest by hand can make it fit, so types are looked at."""
+    records: list[Any] = [manifest, *manifest.segments, *manifest.index, manifest.tokenizer_file]
+    for record in records:
+        for declared in fields(record):
+            value = getattr(record, declared.name)
+            kind = type(value).__name__  # a bool is no int, and a count isn't negative
+            if kind != str(declared.type).partition("[")[0] or (kind == "int" and value < 0):
+                return f"{declared.name!r} is {_shortened(value)}, expected was {declared.type}"
+    return None
+
+
+def _name_problem(manifest: Manifest) -> str | None:
+    expected = [(entry.name, _PLAIN_NAME) for entry in manifest.segments]
+    expected += [(entry.name, f"{INDEX}/{_PLAIN_NAME}/{_PLAIN_NAME}") for entry in manifest.index]
+    expected += [(manifest.tokenizer_file.name, f"{TOKENIZERS}/{_PLAIN_NAME}/{_PLAIN_NAME}")]
+    for name, pattern in expected:
+        if not re.fullmatch(pattern, name):
+            return f"it names a file outside the store: {_shortened(name)}"
+    return None
+
+
+def _value_problem(manifest: Manifest) -> str | None:
+    known_counts = ("found", "documents", "tokens", "bytes")
+    checks = {
+        "dtype": manifest.dtype in ("<u2", "<u4"),
+        "block_bytes": manifest.block_bytes == BLOCK_BYTES,
+        "reasons": manifest.reasons == list(REASONS),
+        "splits": bool(manifest.splits) and all(isinstance(name, str) for name in manifest.splits),
+        "sources": all(
+            isinstance(source, dict) and all(isinstance(source.get(key), str) for key in ("name", "location"))
+            for source in manifest.sources
+        ),
+        "counts": all(type(manifest.counts.get(key)) is int for key in known_counts)
+        and all(isinstance(manifest.counts.get(key), dict) for key in ("splits", "skipped")),
+        "tokenizer": all(isinstance(manifest.tokenizer.get(key), str) for key in ("digest", "origin"))
+        and type(manifest.tokenizer.get("end_id")) is int
+        and isinstance(manifest.tokenizer.get("control_tokens"), dict),
+    }
+    for name, holds in checks.items():
+        if not holds:
+            return f"{name!r} is {_shortened(getattr(manifest, name))}"
+    width = np.dtype(manifest.dtype).itemsize
+    for entry in manifest.segments:
+        if entry.bytes == 0 or entry.bytes != entry.tokens * width:
+            return f"segment {entry.name} has {entry.tokens} tokens of {width} bytes in {entry.bytes} bytes"
+    return None
+
+
+def _shortened(value: Any) -> str:
+    try:
+        return repr(value)[:80]
+    except RecursionError:  # nested just less deeply than the parser refuses
+        return f"a {type(value).__name__}"
 
 
 def _damaged(path: Path, problem: str) -> DamagedStoreError:

@@ -10,10 +10,13 @@ Memory: `workers + 3` units in flight (about 4 times the unit size each) plus th
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ import numpy.typing as npt
 
 from penstock import fs
 from penstock.engines import run_units
-from penstock.errors import ConfigError, InputError, NotAStoreError, StoreError
+from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError
 from penstock.hashing import digest_of, strong_hash, token_hash
 from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
 from penstock.store.index import VersionIndex, build_index
@@ -120,9 +123,10 @@ def prepare(
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
                 job = _Job(out, sources, tokenizer or _default_tokenizer(out, units, options), shares, options)
-                return job.run(units, started, on_progress)
+                with contextlib.closing(job):
+                    return job.run(units, started, on_progress)
             except InputError:
-                if is_new:
+                if is_new and not list_versions(out):  # another process may have been faster, and luckier
                     fs.remove_tree(out)  # nothing came of it: leave the disk as it was
                 raise
 
@@ -189,6 +193,11 @@ class _Job:
             tokenizer_engine=self._tokenizer.describe_engine(),
         )
 
+    def close(self) -> None:
+        """Gives back the previous version's maps."""
+        if self._previous is not None:
+            self._previous.close()
+
     def _records(
         self, units: list[Unit], taken_over: Mapping[Path, UnitRecord], on_progress: Progress | None
     ) -> Iterator[UnitRecord]:
@@ -209,7 +218,10 @@ class _Job:
             done += unit.input_bytes
             if on_progress:
                 on_progress(done, total)
-            yield record
+            # What the walk left out comes from this walk: a record taken over may stand for an older one.
+            skips = SkipTally()
+            skips.merge([unit.skips, record.skips])
+            yield replace(record, skips=skips)
 
     def _encode(self, unit: Unit, started_ns: int, text: UnitText) -> EncodedUnit:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
@@ -231,11 +243,9 @@ class _Job:
                     start, new = start + length, new + 1
                 self._append_row(columns, unit, document, content, place)
             offset += payload.size
-        skips = SkipTally()
-        skips.merge([unit.skips, text.skips])
         payload = np.concatenate(pieces) if pieces else np.empty(0, self._tokenizer.dtype)
         return EncodedUnit(
-            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=started_ns
+            payload=payload, columns=columns, skips=text.skips, input_bytes=unit.input_bytes, started_ns=started_ns
         )
 
     def _append_row(
@@ -265,9 +275,11 @@ class _Job:
         folder = f"{INDEX}/{self._version:06d}-{index.digest[:12]}"
         fs.make_folder(self._out / folder)
         entries = [self._write(f"{folder}/{name}", data) for name, data in index.files().items()]
-        tokenizer_folder = f"{TOKENIZERS}/{self._tokenizer.digest[:16]}"
+        # Named by its bytes: files that differ in spelling only have one digest, and an older version names the other.
+        source_json = self._tokenizer.spec.source_json
+        tokenizer_folder = f"{TOKENIZERS}/{strong_hash(source_json).hex()[:32]}"
         fs.make_folder(self._out / tokenizer_folder)
-        tokenizer_file = self._write(f"{tokenizer_folder}/tokenizer.json", self._tokenizer.spec.source_json)
+        tokenizer_file = self._write(f"{tokenizer_folder}/tokenizer.json", source_json)
         skips = SkipTally()
         skips.merge(record.skips for record in records)
         manifest = Manifest(
@@ -310,22 +322,29 @@ class _Job:
         return record if whole and set(record.documents["segment"].unique().to_pylist()) <= known else None
 
     def _remove_strangers(self, taken_over: Mapping[Path, UnitRecord]) -> None:
-        """Removes what no version and no record taken over refers to: leftovers of killed or superseded runs."""
-        named = {entry.name for record in taken_over.values() for entry in record.segments}
-        index_folders: set[str] = set()
+        """Removes what no version and no record taken over refers to: leftovers of killed or superseded runs.
+
+        Only names that we give are touched; whatever else someone put there is theirs.
+        """
+        segments = {entry.name for record in taken_over.values() for entry in record.segments}
+        folders: set[str] = set()
         for version in list_versions(self._out):
             manifest = open_store(self._out, version=version).manifest
-            named |= {entry.name for entry in manifest.segments}
-            index_folders |= {Path(entry.name).parts[1] for entry in manifest.index}
-        for path in (self._out / WORK).iterdir():
+            segments |= {entry.name for entry in manifest.segments}
+            folders |= {entry.name.rpartition("/")[0] for entry in [*manifest.index, manifest.tokenizer_file]}
+        for path in self._named_by_us(WORK, r"[0-9a-f]{32}\.arrow"):
             if path not in taken_over:
                 fs.remove_file(path)
-        for path in (self._out / SEGMENTS).iterdir():
-            if path.stem not in named:
+        for path in self._named_by_us(SEGMENTS, r"[0-9a-f]{32}\.(tokens|blocks)"):
+            if path.stem not in segments:
                 fs.remove_file(path)
-        for path in (self._out / INDEX).iterdir():
-            if path.name not in index_folders:
-                fs.remove_tree(path)
+        for kind, pattern in ((INDEX, r"[0-9]{6,}-[0-9a-f]{12}"), (TOKENIZERS, r"[0-9a-f]{32}")):
+            for path in self._named_by_us(kind, pattern):
+                if f"{kind}/{path.name}" not in folders:
+                    fs.remove_tree(path)
+
+    def _named_by_us(self, folder: str, pattern: str) -> list[Path]:
+        return [path for path in (self._out / folder).iterdir() if re.fullmatch(pattern, path.name)]
 
 
 _COLUMNS = (
@@ -343,25 +362,34 @@ class _KnownDocuments:
     def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
         self.segments: dict[str, SegmentEntry] = {}
         self.hits = 0
-        self._places: dict[bytes, _Place] = {}
+        self._counting = threading.Lock()
+        self._store = store
+        self._numbers: dict[bytes, int] = {}
         if store is None or store.manifest.tokenizer["digest"] != tokenizer.digest:
             return
-        names = [entry.name for entry in store.manifest.segments]
         self.segments = {entry.name: entry for entry in store.manifest.segments}
         with_runs = set(store.arrays["loss_documents"].tolist())
-        columns = (store.arrays[name].tolist() for name in ("segment", "offset", "length"))
-        contents, tokens = (store.provenance()[name].to_pylist() for name in ("content_hash", "token_hash"))
-        for number, (content, hash_of_tokens, segment, offset, length) in enumerate(
-            zip(contents, tokens, *columns, strict=True)
-        ):
-            if number not in with_runs:
-                self._places[content] = (names[segment], offset, length, hash_of_tokens, None)
+        contents = store.provenance()["content_hash"].to_pylist()
+        self._numbers = {content: number for number, content in enumerate(contents) if number not in with_runs}
+        self._begins = len(tokenizer.spec.begin_ids)
+        self._controls = np.array(list(tokenizer.spec.control_tokens.values()), tokenizer.dtype)
 
     def find(self, document: Document, content: bytes) -> _Place | None:
         """Where the same content was stored before, or None."""
-        place = self._places.get(content) if document.is_plain else None
-        self.hits += place is not None
-        return place
+        number = self._numbers.get(content) if document.is_plain else None
+        if number is None or self._store is None:
+            return None
+        try:
+            tokens = self._store.document_tokens(number)
+        except DamagedStoreError:
+            return None  # encoded again, so that the damage ends with the version that has it
+        # A document of parts spells its control tokens with the same bytes as text that merely quotes them.
+        if np.isin(tokens[self._begins : -1], self._controls).any():
+            return None
+        with self._counting:
+            self.hits += 1
+        segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
+        return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
 
 
 def encode_documents(
@@ -442,7 +470,12 @@ def _segment_is_whole(out: Path, entry: SegmentEntry) -> bool:
 def _refuse_foreign_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise NotAStoreError(f"output {str(out)!r} is a file, not a store", hint="choose another --out")
-    if out.is_dir() and any(out.iterdir()) and not (out / MANIFESTS).is_dir():
+    if not out.is_dir() or list_versions(out):
+        return
+    # Before its first commit a store holds these and nothing else; a `manifests` folder alone proves nothing.
+    ours = {MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, LOCK}
+    found = {entry.name for entry in out.iterdir()}
+    if found and (not (out / MANIFESTS).is_dir() or found - ours):
         raise NotAStoreError(
             f"output {str(out)!r} is a folder with other things in it, not a store", hint="choose a new or empty --out"
         )

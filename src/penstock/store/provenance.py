@@ -57,10 +57,7 @@ def summary(store: Store) -> dict[str, Any]:
 
 def document_origin(store: Store, document: int) -> DocumentOrigin:
     """Facts of a document by its number in canonical order."""
-    if not 0 <= document < store.num_documents:
-        raise StoreError(
-            f"the store has no document {document}", hint=f"documents are numbered 0 to {store.num_documents - 1}"
-        )
+    store.check_document(document)
     row = store.provenance().slice(document, 1).to_pylist()[0]
     source = store.manifest.sources[int(store.arrays["source"][document])]
     return DocumentOrigin(

@@ -35,8 +35,10 @@ def parse_split(text: str) -> dict[str, float]:
             raise ConfigError(f"split {item.strip()!r} is no new name with a share of 0 or more", hint=hint)
         shares[name] = share
     total = sum(shares.values())
-    if total <= 0 or len(shares) > MAX_SPLITS:
+    if not 0 < total < math.inf:
         raise ConfigError(f"the shares in {text!r} add up to {total:g}", hint=hint)
+    if len(shares) > MAX_SPLITS:
+        raise ConfigError(f"{len(shares)} splits are named, {MAX_SPLITS} are possible", hint=hint)
     return {name: share / total for name, share in shares.items()}
 
 
@@ -47,7 +49,10 @@ def group_hash(group: bytes, *, seed: int) -> int:
 
 def split_numbers(group_hashes: npt.NDArray[np.uint64], shares: Mapping[str, float]) -> npt.NDArray[np.uint8]:
     """The split's position in `shares` for each group hash."""
-    borders = np.cumsum(list(shares.values()))[:-1]
+    # A split without a share has no place on the line, not even a point: rounded sums would leave it one.
+    positions = np.array([number for number, share in enumerate(shares.values()) if share > 0], np.uint8)
+    borders = np.cumsum([share for share in shares.values() if share > 0])[:-1]
     # 2**64 times a border, as integers: floats near the top would round up to 2**64 and overflow.
     limits = np.array([min(int(border * 2**64), 2**64 - 1) for border in borders], np.uint64)
-    return np.searchsorted(limits, group_hashes, side="right").astype(np.uint8)
+    chosen: npt.NDArray[np.uint8] = positions[np.searchsorted(limits, group_hashes, side="right")]
+    return chosen

@@ -39,16 +39,18 @@ O200K_PATTERN = "|".join(
 
 @dataclass(frozen=True, kw_only=True)
 class _Encoding:
-    """What a rank file doesn't say: how text is split, and the control tokens."""
+    """What a rank file doesn't say: how text is split, the control tokens, and how long it is when whole."""
 
+    num_ranks: int
     pattern: str
     control_tokens: dict[str, int]
 
 
 # Published by OpenAI with tiktoken (tiktoken_ext/openai_public.py).
 ENCODINGS = {
-    "r50k_base": _Encoding(pattern=GPT2_PATTERN, control_tokens={"<|endoftext|>": 50256}),
+    "r50k_base": _Encoding(num_ranks=50_256, pattern=GPT2_PATTERN, control_tokens={"<|endoftext|>": 50256}),
     "cl100k_base": _Encoding(
+        num_ranks=100_256,
         pattern=CL100K_PATTERN,
         control_tokens={
             "<|endoftext|>": 100257,
@@ -58,7 +60,11 @@ ENCODINGS = {
             "<|endofprompt|>": 100276,
         },
     ),
-    "o200k_base": _Encoding(pattern=O200K_PATTERN, control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018}),
+    "o200k_base": _Encoding(
+        num_ranks=199_998,
+        pattern=O200K_PATTERN,
+        control_tokens={"<|endoftext|>": 199999, "<|endofprompt|>": 200018},
+    ),
 }
 
 
@@ -99,7 +105,7 @@ def _configured_end_token(folder: Path) -> str | None:
         return None
     try:
         token = json.loads(path.read_bytes()).get("eos_token")
-    except (ValueError, AttributeError) as error:
+    except (ValueError, AttributeError, RecursionError) as error:
         raise TokenizerError(f"{path} isn't a JSON object: {error}", hint="mend or remove that file") from None
     if isinstance(token, dict):
         token = token.get("content")
@@ -113,12 +119,12 @@ def _tiktoken_to_json(path: Path) -> bytes:
             f"{path.name}: a rank file doesn't say how text is split, and this name isn't known",
             hint=f"known names: {nearest_first(path.stem, ENCODINGS)}; otherwise give a tokenizer.json",
         )
-    ranks = _read_ranks(path)
+    ranks = _read_ranks(path, num_ranks=encoding.num_ranks)
     vocabulary = {_spelling(token): rank for token, rank in ranks.items()}
     return byte_level_json(vocabulary, _merges(ranks), encoding.control_tokens, pattern=encoding.pattern)
 
 
-def _read_ranks(path: Path) -> dict[bytes, int]:
+def _read_ranks(path: Path, *, num_ranks: int) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if not line:
@@ -131,8 +137,11 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
                 f"{path.name} line {number} isn't `base64 rank`: {line[:40]!r}",
                 hint="get the file again; it is damaged",
             ) from None
-    if len(ranks) < 256:
-        raise TokenizerError(f"{path.name} holds {len(ranks)} ranks, fewer than the 256 bytes", hint="get it again")
+    if sorted(ranks.values()) != list(range(num_ranks)):  # a file cut short still has well-formed lines
+        raise TokenizerError(
+            f"{path.name} doesn't hold the ranks 0 to {num_ranks - 1}, each once: {len(ranks)} tokens were read",
+            hint="get the file again; it is damaged or another vocabulary of that name",
+        )
     return ranks
 
 

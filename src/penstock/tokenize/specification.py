@@ -88,18 +88,21 @@ class TokenizerSpec:
         content = _parsed(source_json, origin)
         added = content.get("added_tokens") or []
         control = {token["content"]: token["id"] for token in added if _is_control(token)}
+        known = {**_vocabulary(content), **{token["content"]: token["id"] for token in added}}
+        prefix, suffix = _wrapping(content, origin)
+        end_id = _end_id(control, known, suffix, end_token, origin)
+        # What is put around documents is a control, whatever the file says: text must not be able to spell it.
+        around = {*prefix, end_id}
+        control |= {name: token for name, token in known.items() if token in around}
         kept = [token for token in added if token["content"] not in control]
-        encoder = {**content, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
-        vocabulary = _vocabulary(content)
-        prefix, suffix = _wrapping(content)
         return cls(
             source_json=source_json,
-            encoder=encoder,
+            encoder={**content, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None},
             control_tokens=control,
             kept_tokens={token["content"]: token["id"] for token in kept},
             begin_ids=prefix,
-            end_id=_end_id(control, vocabulary, suffix, end_token, origin),
-            vocab_size=1 + max([*vocabulary.values(), *control.values(), *(token["id"] for token in kept)]),
+            end_id=end_id,
+            vocab_size=1 + max(known.values()),
         )
 
     @cached_property
@@ -117,11 +120,27 @@ class TokenizerSpec:
     @cached_property
     def highest_text_id(self) -> int:
         """The largest id that text may become."""
-        controls = set(self.control_tokens.values())
+        controls = set(self.control_tokens.values()) - {self.unknown_id}
         return max(
             token
             for token in [*_vocabulary(self.encoder).values(), *self.kept_tokens.values()]
             if token not in controls
+        )
+
+    @property
+    def unknown_id(self) -> int | None:
+        """The id that the model itself gives to what it doesn't know: the one control that text does reach."""
+        model = self.encoder["model"]
+        if model.get("unk_token") is not None:
+            return _vocabulary(self.encoder).get(model["unk_token"])
+        return model.get("unk_id")
+
+    @property
+    def is_unsplit_byte_level(self) -> bool:
+        """Whether the model sees whole texts: byte-level, with no pattern that cuts them first."""
+        components = _components(self.encoder.get("pre_tokenizer"))
+        return [component.get("type") for component in components] == ["ByteLevel"] and not components[0].get(
+            "use_regex", True
         )
 
     @property
@@ -131,13 +150,16 @@ class TokenizerSpec:
 
     @property
     def keeps_bytes(self) -> bool:
-        """Whether a document's token bytes, joined, are the document's bytes."""
-        prefixed = any(
-            component.get("add_prefix_space")
-            for component in _components(self.encoder.get("pre_tokenizer"))
-            if component["type"] == "ByteLevel"
+        """Whether a document's token bytes, joined, are the document's bytes, for every document."""
+        model = self.encoder["model"]
+        return (
+            self.is_byte_level
+            and self.encoder.get("normalizer") is None
+            and all(map(_keeps_text, _components(self.encoder.get("pre_tokenizer"))))
+            and not any(token.get("lstrip") or token.get("rstrip") for token in self.encoder["added_tokens"])
+            and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
+            and all(character in model["vocab"] for character in character_of_byte)
         )
-        return self.is_byte_level and self.encoder.get("normalizer") is None and not prefixed
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
@@ -166,11 +188,53 @@ def _parsed(source_json: bytes, origin: str) -> dict[str, Any]:
     hint = "give a tokenizer.json as `tokenizers` writes it, a folder that holds one, or a .tiktoken file"
     try:
         content = json.loads(source_json)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{origin} isn't a tokenizer: no JSON ({error})", hint=hint) from None
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict) or "vocab" not in content["model"]:
+    if not _has_the_shape(content):
         raise TokenizerError(f"{origin} isn't a tokenizer: JSON without a model and its vocabulary", hint=hint)
+    if content["model"].get("dropout"):
+        raise TokenizerError(
+            f"{origin} drops merges at random (model.dropout {content['model']['dropout']}); the same text must always"
+            " give the same ids",
+            hint="set model.dropout to null in that file",
+        )
     return content
+
+
+def _has_the_shape(content: Any) -> bool:
+    """Whether the fields that are read here are of the right kind; the engines check the rest."""
+    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
+        return False
+    vocabulary, added = content["model"].get("vocab"), content.get("added_tokens") or []
+    if isinstance(vocabulary, dict):
+        has_vocabulary = all(type(token) is int and token >= 0 for token in vocabulary.values())
+    else:
+        has_vocabulary = isinstance(vocabulary, list) and all(
+            isinstance(entry, list) and entry and isinstance(entry[0], str) for entry in vocabulary
+        )
+    return (
+        has_vocabulary
+        and all(
+            isinstance(content.get(name), dict | None) for name in ("normalizer", "pre_tokenizer", "post_processor")
+        )
+        and isinstance(added, list)
+        and all(
+            isinstance(token, dict) and isinstance(token.get("content"), str) and type(token.get("id")) is int
+            for token in added
+        )
+    )
+
+
+def _load_reference(content: dict[str, Any], origin: str) -> Any:
+    """The whole tokenizer as `tokenizers` loads it."""
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+    except Exception as error:  # `tokenizers` raises bare Exception for whatever it can't read
+        raise TokenizerError(
+            f"{origin} can't be loaded as a tokenizer: {error}", hint="check it with tokenizers.Tokenizer.from_file"
+        ) from None
 
 
 def _is_control(token: dict[str, Any]) -> bool:
@@ -184,26 +248,31 @@ def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
     return {entry[0]: number for number, entry in enumerate(vocabulary)}  # Unigram: a list of [piece, score]
 
 
-def _components(part: dict[str, Any] | None) -> list[dict[str, Any]]:
+def _components(part: Any) -> list[dict[str, Any]]:
     """A normalizer or pre-tokenizer as the flat list of its members."""
-    if part is None:
+    if not isinstance(part, dict):
         return []
     members = part.get("pretokenizers") or part.get("normalizers")
     return [inner for member in members for inner in _components(member)] if members else [part]
 
 
-def _component_types(part: dict[str, Any] | None) -> set[str]:
-    return {component["type"] for component in _components(part)}
+def _component_types(part: Any) -> set[str | None]:
+    return {component.get("type") for component in _components(part)}
 
 
-def _wrapping(content: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _keeps_text(component: dict[str, Any]) -> bool:
+    """Whether a pre-tokenizer only cuts text, adding and removing nothing."""
+    if component.get("type") == "ByteLevel":
+        return not component.get("add_prefix_space")
+    return component.get("type") in ("Split", "Digits", "Punctuation") and component.get("behavior") != "Removed"
+
+
+def _wrapping(content: dict[str, Any], origin: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The ids that the tokenizer's own post-processor puts before and after a text."""
     processor = content.get("post_processor")
     if processor is None or processor.get("type") == "ByteLevel":
         return (), ()
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+    tokenizer = _load_reference(content, origin)
     plain = tokenizer.encode("a", add_special_tokens=False).ids
     wrapped = tokenizer.encode("a", add_special_tokens=True).ids
     for start in range(len(wrapped) - len(plain) + 1):
@@ -213,9 +282,8 @@ def _wrapping(content: dict[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]
 
 
 def _end_id(
-    control: dict[str, int], vocabulary: dict[str, int], suffix: tuple[int, ...], wanted: str | None, origin: str
+    control: dict[str, int], known: dict[str, int], suffix: tuple[int, ...], wanted: str | None, origin: str
 ) -> int:
-    known = {**vocabulary, **control}
     if wanted is not None:
         if wanted not in known:
             raise TokenizerError(

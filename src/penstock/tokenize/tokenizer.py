@@ -168,6 +168,7 @@ class Tokenizer:
         self, run: list[Part], ids: list[npt.NDArray[np.uint32]], loss: list[npt.NDArray[np.bool_]]
     ) -> None:
         """Encodes adjoining text parts as one text and finds, by first bytes, which tokens carry loss."""
+        run = [part for part in run if part.data]
         if not run:
             return
         run_ids, _ = self.encode([b"".join(part.data for part in run)])

@@ -48,7 +48,8 @@ def train_tokenizer(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_S
                 written += len(text)
                 if written >= TRAINING_SAMPLE_BYTES:
                     break
-        command = [sys.executable, "-m", "penstock.tokenize.training", str(corpus), str(vocab_size), str(output)]
+        # -P keeps the working folder off the import path: it may be the scraped repository that is being read.
+        command = [sys.executable, "-P", "-m", "penstock.tokenize.training", str(corpus), str(vocab_size), str(output)]
         finished = subprocess.run(command, capture_output=True, check=False)
         if finished.returncode != 0 or not output.exists():
             last_line = (finished.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]

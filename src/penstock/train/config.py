@@ -92,10 +92,10 @@ class TrainConfig(_Settings):
 
     model: ModelConfig = ModelConfig()
     seq_len: int = Field(default=256, ge=1)
-    batch_rows: int = Field(default=16, ge=1, description="rows per step, over all devices and micro-batches")
+    batch_rows: int = Field(default=8, ge=1, description="rows per step, over all devices and micro-batches")
     micro_batch_rows: int | None = Field(default=None, ge=1, description="None: by rule")
     document_boundaries: bool = True
-    steps: int = Field(default=150, ge=1)
+    steps: int = Field(default=200, ge=1)
     learning_rate: float | None = Field(default=None, gt=0, description="the peak; None: the preset's")
     warmup_steps: int | None = Field(default=None, ge=0)
     warmup_ratio: float | None = Field(default=None, ge=0, le=1, description="of `steps`; 0.1 when neither is given")
@@ -110,7 +110,7 @@ class TrainConfig(_Settings):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool = False
     eval_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
-    eval_rows: int | None = Field(default=128, ge=1, description="held-out rows per evaluation; None: all")
+    eval_rows: int | None = Field(default=64, ge=1, description="held-out rows per evaluation; None: all")
     checkpoint_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
     keep_checkpoints: int = Field(default=2, ge=1)
     log_every_steps: int = Field(default=1, ge=1)

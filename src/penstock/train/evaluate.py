@@ -20,10 +20,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from penstock.load.torch import IGNORED_LABEL, TorchBatch
+from penstock.load.torch import IGNORED_LABEL, TorchBatch, TorchLoader, sequential_batches
+from penstock.pack import Plan
 from penstock.train.loss import Autocast, cross_entropy_sum, logits_of
 
-__all__ = ["Evaluation", "evaluate", "evaluation_mode"]
+__all__ = ["Evaluation", "evaluate", "evaluation_mode", "held_out_batches"]
+
+HELD_OUT_SEED = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,20 @@ class Evaluation:
     def bits_per_byte(self) -> float:
         """Bits the model needs per byte of held-out text."""
         return self.nats / math.log(2) / self.num_bytes
+
+
+def held_out_batches(plan: Plan, *, batch_rows: int, device: str, limit_rows: int | None) -> Iterator[TorchBatch]:
+    """Every row once, or `limit_rows` of them spread over the whole plan: always the same ones, whatever the run's seed.
+
+    The first rows wouldn't do. A plan is in the order of the documents' keys, so they are one folder's files: on
+    Python's library the first 64 rows gave 4.4 bits per byte where the whole split gave half of it.
+    """
+    if limit_rows is None or limit_rows >= plan.num_rows:
+        yield from sequential_batches(plan, batch_rows=batch_rows, device=device)
+        return
+    with TorchLoader(plan, batch_rows=batch_rows, seed=HELD_OUT_SEED, device=device, prefetch_batches=0) as loader:
+        for first_row in range(0, limit_rows, batch_rows):
+            yield next(loader)[: limit_rows - first_row]
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from penstock import fs
 from penstock.errors import DiskError, TrainingError
-from penstock.load.torch import TorchLoader, sequential_batches
+from penstock.load.torch import IGNORED_LABEL, TorchLoader
 from penstock.pack import Plan, plan_concat
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
@@ -42,7 +42,7 @@ from penstock.train.checkpoint import (
 )
 from penstock.train.choices import Choices, autocast_of, chosen, numeric_settings, reused_choices
 from penstock.train.config import TrainConfig
-from penstock.train.evaluate import evaluate
+from penstock.train.evaluate import evaluate, held_out_batches
 from penstock.train.interruption import Interruption
 from penstock.train.loss import Autocast, add_gradients
 from penstock.train.model import Decoder, build_model, num_parameters
@@ -321,10 +321,12 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
 
 
 def _prompt_ids(plan: Plan) -> list[int]:
-    """The first few tokens of a plan's first row, cut where its first document ends."""
-    batch = next(iter(sequential_batches(plan, batch_rows=1, device="cpu", limit_rows=1)))
-    inside = batch.document_ids[0] == batch.document_ids[0, 0]
-    ids: list[int] = batch.inputs[0][inside][:PROMPT_TOKENS].tolist()
+    """The first few tokens of the longest piece of a document in one row; none if the row holds no text."""
+    batch = next(held_out_batches(plan, batch_rows=1, device="cpu", limit_rows=1))
+    is_text = batch.labels[0] != IGNORED_LABEL  # neither padding nor, with borders on, an end token
+    documents = batch.document_ids[0][is_text]
+    longest = documents.mode().values if len(documents) else 0
+    ids: list[int] = batch.inputs[0][is_text & (batch.document_ids[0] == longest)][:PROMPT_TOKENS].tolist()
     return ids
 
 
@@ -332,7 +334,7 @@ def _evaluate(run: _Run, progress: Progress) -> None:
     """Scores the held-out rows and draws a sample; records both. A signal ends it without a record."""
     if run.held_out is None:
         return
-    rows = sequential_batches(
+    rows = held_out_batches(
         run.held_out,
         batch_rows=run.choices.micro_batch_rows,
         device=run.choices.device,
@@ -360,7 +362,7 @@ def _evaluate(run: _Run, progress: Progress) -> None:
         tokens=found.num_targets,
         seconds=round(found.seconds, 4),
     )
-    if run.config.sample_tokens:
+    if run.config.sample_tokens and run.prompt_ids:
         _sample(run, step=progress.step)
 
 

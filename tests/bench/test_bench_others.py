@@ -1,0 +1,40 @@
+"""The small benchmarks: tokenize, import, train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from penstock.bench import run_benchmark
+from penstock.bench.train import CEILING, OURS
+from penstock.errors import ConfigError
+
+from .conftest import rows_by_name
+
+
+def test_tokenize_measures_every_engine(corpus_options: dict[str, Any]) -> None:
+    result = run_benchmark("tokenize", {**corpus_options, "workers": 2})
+    rows = result["results"]
+    assert {row["role"] for row in rows} == {"ours", "peer", "ceiling"}
+    assert all(row["value"] > 0 and row["unit"] == "MB/s" for row in rows)
+
+
+def test_import_is_compared_with_starting_python() -> None:
+    result = run_benchmark("import", {"repeats": 2})
+    assert [len(row["values"]) for row in result["results"]] == [2, 2, 2]
+    assert {ratio["of"] for ratio in result["ratios"]} == {"import penstock"}
+
+
+def test_train_reports_its_wait_for_data(corpus_options: dict[str, Any]) -> None:
+    pytest.importorskip("torch")
+    result = run_benchmark("train", {**corpus_options, "steps": 5, "batch_size": 2, "seq_len": 32})
+    rows = rows_by_name(result)
+    assert rows[OURS]["value"] > 0
+    assert rows[CEILING]["value"] > 0
+    assert 0 <= rows["share of a step spent waiting for data"]["value"] <= 100
+
+
+def test_train_refuses_a_run_that_leaves_nothing_to_time() -> None:
+    with pytest.raises(ConfigError, match="--steps 2"):
+        run_benchmark("train", {"steps": 2})

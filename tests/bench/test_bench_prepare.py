@@ -1,0 +1,51 @@
+"""`bench prepare` measures the same documents on all sides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from penstock.bench.corpus import batches_of, corpus_documents, evenly_sampled
+from penstock.bench.prepare import DATASETS, OURS, POOL, POOL_BATCHES, THREADS
+
+from .conftest import JSON_PACKAGE, rows_by_name
+
+
+def test_all_sides_encode_the_same_documents(prepare_result: dict[str, Any]) -> None:
+    rows = rows_by_name(prepare_result)
+    documents = corpus_documents([JSON_PACKAGE])
+    ours = rows[OURS]
+    assert ours["engine"] == "gigatoken"
+    assert ours["documents"] == len(documents)
+    assert ours["document_bytes"] == sum(map(len, documents))
+    for ceiling in (POOL, POOL_BATCHES, THREADS):
+        # The store has an end token after each document; the encoder alone gives none.
+        assert rows[ceiling]["tokens"] == ours["tokens"] - len(documents)
+
+
+def test_phases_add_up_to_the_time(prepare_result: dict[str, Any]) -> None:
+    rows = rows_by_name(prepare_result)
+    total = rows[f"{OURS}, time"]["value"]
+    assert abs(sum(rows[OURS]["phases"].values()) - total) < 0.01 + 0.001 * total
+
+
+def test_the_ceiling_is_the_fastest_way_to_call_the_encoder(prepare_result: dict[str, Any]) -> None:
+    rows = rows_by_name(prepare_result)
+    fastest = max((POOL, POOL_BATCHES, THREADS), key=lambda name: rows[name]["value"])
+    assert prepare_result["ratios"][0]["over"] == fastest
+    assert [ratio["over"] for ratio in prepare_result["ratios"]].count(DATASETS) == 1
+
+
+def test_a_sample_is_taken_from_all_over_the_corpus() -> None:
+    documents = [b"%03d" % number for number in range(100)]
+    sample = evenly_sampled(documents, 30)
+    assert len(sample) == 10
+    assert sample[0] < b"010"
+    assert sample[-1] >= b"090"
+    assert evenly_sampled(documents, 10**9) == documents
+
+
+def test_batches_keep_every_document_in_order() -> None:
+    documents = [b"x" * size for size in (3, 1, 9, 2, 2)]
+    batches = list(batches_of(documents, 4))
+    assert [document for batch in batches for document in batch] == documents
+    assert all(sum(map(len, batch)) >= 4 for batch in batches[:-1])

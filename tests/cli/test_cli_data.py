@@ -1,0 +1,214 @@
+"""prepare, inspect, verify, plan: what the issue says must hold, typed as commands."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def test_digest_is_the_same_for_any_workers_and_units(penstock, corpus, tokenizer_file, tmp_path):
+    common = ["prepare", corpus, "--tokenizer", tokenizer_file, "--json"]
+    one = penstock(*common, "--out", "s1", "--workers", 1, "--unit-bytes", 20_000).json
+    two = penstock(*common, "--out", "s2", "--workers", 2, "--unit-bytes", 20_000).json
+    other = penstock(*common, "--out", "s3", "--workers", 2, "--unit-bytes", 70_000).json
+    assert one["digest"] == two["digest"] == other["digest"]
+    assert one["units"] == two["units"] > 4
+    assert other["units"] < one["units"]
+    assert penstock("verify", "s1", "--json").json == {"ok": True, "problems": []}
+
+
+def test_prepare_says_what_others_rely_on(penstock, corpus, tokenizer_file, tmp_path):
+    facts = penstock("prepare", corpus, "--out", "s", "--tokenizer", tokenizer_file, "--json").json
+    keys = {"store", "version", "documents", "tokens", "bytes", "seconds", "units", "digest", "skipped"}
+    assert keys <= facts.keys()
+    found = sum(len(files) for _, _, files in os.walk(corpus))
+    assert facts["documents"] + sum(facts["skipped"].values()) == found == facts["found"]
+    assert facts["skipped"]["empty"] == 1
+    assert facts["skipped"]["binary"] == 1
+
+
+def test_a_real_folder_adds_up(penstock, tmp_path):
+    folder = Path("/usr/share/doc")
+    if not folder.is_dir():
+        pytest.skip("no /usr/share/doc here")
+    facts = penstock("prepare", folder, "--out", "s", "--vocab-size", 300, "--json").json
+    found = sum(
+        len(files) + sum(os.path.islink(os.path.join(parent, name)) for name in folders)
+        for parent, folders, files in os.walk(folder)
+    )
+    assert facts["documents"] + sum(facts["skipped"].values()) == found
+
+
+def test_one_flipped_byte_anywhere_is_named(penstock, corpus, tokenizer_file, tmp_path):
+    penstock("prepare", corpus, "--out", "s", "--tokenizer", tokenizer_file)
+    files = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.stat().st_size)
+    chosen = random.Random(7).sample(files, 5)
+    for path in chosen:
+        original = path.read_bytes()
+        damaged = bytearray(original)
+        damaged[len(damaged) // 2] ^= 0x10
+        path.write_bytes(damaged)
+        result = penstock("verify", "s", "--json", expect=1).json
+        assert not result["ok"]
+        assert str(path.relative_to(tmp_path / "s")) in {problem["file"] for problem in result["problems"]}
+        path.write_bytes(original)
+    assert penstock("verify", "s").code == 0
+
+
+def test_a_token_names_its_file_and_bytes(penstock, store_path, tmp_path):
+    facts = penstock("inspect", store_path, "--token", 1234, "--json").json
+    data = Path(facts["file"]).read_bytes()[facts["byte_start"] : facts["byte_end"]]
+    assert data.decode() == facts["text"]
+    assert facts["exact"]
+
+
+def test_inspect_shows_counts_documents_and_rows(penstock, store_path, corpus, tmp_path):
+    facts = penstock("inspect", store_path, "--json").json
+    assert {"documents", "tokens", "digest", "splits", "tokenizer"} <= facts.keys()
+    assert sum(part["tokens"] for part in facts["splits"].values()) == facts["tokens"]
+    document = penstock("inspect", store_path, "--doc", 2, "--json").json
+    assert Path(document["file"]).read_text() == document["text"]
+    row = penstock("inspect", store_path, "--row", 1, "--seq-len", 64, "--json").json
+    assert sum(each["row_end"] - each["row_start"] for each in row["documents"]) == 64
+    assert "not-included" not in penstock("inspect", store_path).out
+
+
+def test_plan_counts_rows(penstock, store_path, tmp_path):
+    facts = penstock("plan", store_path, "--seq-len", 100, "--json").json
+    assert facts["rows"] == -(-(facts["tokens"] - 1) // 100)
+    assert facts["waste_tokens"] == facts["rows"] * 100 + 1 - facts["tokens"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["prepare", "no-such-folder", "--out", "s"],
+        ["prepare", "empty", "--out", "s"],
+        ["prepare", "text", "--out", "s", "--tokenizer", "text/a.txt"],
+        ["prepare", "text", "--out", "s", "--tokenizer", "missing.json"],
+        ["prepare", "text", "--out", "text"],
+        ["prepare", "text", "--out", "text/a.txt"],
+        ["prepare", "text", "--out", "s", "--split", "train=x"],
+        ["prepare", "text", "--out", "s", "--dedup", "near"],
+        ["prepare", "text", "other/text", "--out", "s"],
+        ["prepare", "git:somewhere", "--out", "s"],
+        ["verify", "text"],
+        ["inspect", "missing"],
+        ["plan", "missing"],
+        ["report", "text"],
+        ["doctor", "--profile", "gpu-5gb"],
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_bad_input_is_one_error_one_hint_and_changes_nothing(penstock, tmp_path, arguments):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("some text\n")
+    (tmp_path / "other" / "text").mkdir(parents=True)
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    penstock(*arguments, expect=None).assert_one_error()
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments", [["prepare"], ["no-such-verb"], ["prepare", "x"], ["plan", "x", "--seq-len", "y"]]
+)
+def test_bad_usage_exits_2(penstock, tmp_path, arguments):
+    result = penstock(*arguments, expect=2)
+    assert result.err.startswith("error: ")
+    assert "hint: " in result.err
+
+
+def test_a_full_disk_is_one_error_and_the_rerun_goes_on(corpus, tokenizer_file, tmp_path):
+    """Answers every write with 'no space left' from the 9th on, in the real command."""
+    driver = (
+        "import errno, os, sys, penstock.fs as fs\n"
+        "count = 0\n"
+        "def full(operation, path):\n"
+        "    global count\n"
+        "    count += operation == 'write'\n"
+        "    if count > 8: raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)\n"
+        "if sys.argv[1] == 'full': fs.before_operation = full\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[2:])\n"
+    )
+    words = [
+        "prepare",
+        corpus,
+        "--out",
+        tmp_path / "s",
+        "--tokenizer",
+        tokenizer_file,
+        "--unit-bytes",
+        "20000",
+        "--json",
+    ]
+
+    def run(mode: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", driver, mode, *map(str, words)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    failed = run("full")
+    lines = failed.stderr.strip().splitlines()
+    assert failed.returncode == 1
+    assert [line.split(":")[0] for line in lines] == ["error", "hint"]
+    assert "No space left" in lines[0]
+    assert run("rest").returncode == 0
+    assert not list((tmp_path / "s").rglob("*.tmp-*"))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_path, number, code):
+    """The process signals itself in the middle of its work, so that no clock is involved."""
+    driver = (
+        "import os, sys, penstock.fs as fs\n"
+        "count = 0\n"
+        "def interrupt(operation, path):\n"
+        "    global count\n"
+        "    count += 1\n"
+        f"    if count == 30: os.kill(os.getpid(), {int(number)})\n"
+        "fs.before_operation = interrupt\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = ["prepare", corpus, "--out", tmp_path / "s", "--tokenizer", tokenizer_file, "--unit-bytes", "10000"]
+    command = [sys.executable, "-c", driver, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert "run the same command again" in done.stderr
+    again = subprocess.run(
+        [sys.executable, "-m", "penstock", *map(str, words), "--json"], capture_output=True, check=True
+    )
+    assert b'"digest"' in again.stdout
+
+
+def test_hostile_names_cannot_drive_the_terminal(penstock, tmp_path, tokenizer_file):
+    folder = tmp_path / "hostile"
+    folder.mkdir()
+    for name in (b"\x1b[31mred.txt", b"new\nline.txt", b"\xff\xfe.txt", b"--help", b"quote'\".txt"):
+        Path(os.fsdecode(os.fsencode(folder) + b"/" + name)).write_text(f"text of {name!r}\n")
+    (folder / "\x1b[2Jempty.txt").write_text("")
+    facts = penstock("prepare", folder, "--out", "s", "--tokenizer", tokenizer_file, "--json").json
+    assert facts["documents"] == 5
+    shown = penstock("inspect", "s")
+    assert "\x1b" not in shown.out + shown.err
+    for number in range(5):
+        assert "\x1b" not in penstock("inspect", "s", "--doc", number).out
+
+
+def test_help_has_examples(penstock, tmp_path):
+    for verb in ("run", "prepare", "inspect", "plan", "train", "bench", "doctor"):
+        assert "Example" in penstock(verb, "--help").out
+    assert "penstock 0" in penstock("--version").out
+
+
+def test_debug_shows_the_traceback(penstock, tmp_path):
+    result = penstock("--debug", "verify", "nothing-here", expect=1)
+    assert "Traceback" in result.err
+    assert "error: " in result.err

@@ -1,0 +1,102 @@
+"""run, train, report: from raw files to a page, in one command, small."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+TINY = [
+    "--set=steps=12", "--set=batch_rows=4", "--set=seq_len=64", "--set=eval_every_steps=6", "--set=eval_rows=4",
+    "--set=checkpoint_every_steps=6", "--set=model.hidden_size=32", "--set=model.num_layers=2",
+    "--set=model.feed_forward_size=64", "--set=sample_tokens=8",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished_run(tmp_path_factory, corpus, tokenizer_file):
+    import subprocess
+    import sys
+
+    out = tmp_path_factory.mktemp("run") / "run"
+    words = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "run",
+        str(corpus),
+        "--out",
+        str(out),
+        "--tokenizer",
+        str(tokenizer_file),
+        *TINY,
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_run_leaves_everything_and_says_where(finished_run):
+    out, printed = finished_run
+    for name in ("manifest.json", "records.jsonl", "config.json", "report.html", "store", "checkpoints"):
+        assert (out / name).exists()
+    assert "report.html" in printed
+    assert "prepare" in printed
+    assert "train" in printed
+    assert "sample after 12 steps" in printed
+    manifest = json.loads((out / "manifest.json").read_bytes())
+    assert manifest["status"] == "completed"
+    training = manifest["training_report"]["training"]
+    assert training["final_train_loss"] < training["first_train_loss"]
+    assert manifest["training_parameters"]["total_steps"] == 12
+    assert set(manifest["phase_results"]) >= {"prepare", "train"}
+    assert manifest["store"]["digest"]
+
+
+def test_a_second_run_is_a_no_op_that_says_so(finished_run, penstock, corpus, tokenizer_file):
+    out, _ = finished_run
+    before = (out / "store" / "manifests").iterdir()
+    names = sorted(path.name for path in before)
+    again = penstock("run", corpus, "--out", out, "--tokenizer", tokenizer_file, *TINY)
+    assert "nothing to resume" in again.err
+    assert sorted(path.name for path in (out / "store" / "manifests").iterdir()) == names
+
+
+def test_a_stopped_run_goes_on_to_the_same_losses(finished_run, penstock, store_path, tmp_path):
+    out, _ = finished_run
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    store = out / "store"
+    penstock("train", "--data", store, "--out", whole, *TINY)
+    penstock("train", "--data", store, "--out", cut, *TINY, "--set", "stop_after_steps=5", expect=130)
+    penstock("train", "--data", store, "--out", cut, *TINY, "--resume")
+
+    def losses(folder):
+        records = [json.loads(line) for line in (folder / "records.jsonl").read_text().splitlines()]
+        return {record["step"]: record["loss"] for record in records if record["kind"] == "step"}
+
+    assert losses(whole) == losses(cut)
+    assert len(losses(whole)) == 12
+
+
+def test_report_is_written_anew(finished_run, penstock):
+    out, _ = finished_run
+    (out / "report.html").unlink()
+    assert "report.html" in penstock("report", out).out
+    assert (out / "report.html").stat().st_size > 5000
+
+
+def test_an_unknown_setting_names_the_nearest(penstock, store_path, tmp_path):
+    result = penstock("train", "--data", store_path, "--out", "r", "--set", "learning_rat=1", expect=None)
+    result.assert_one_error()
+    assert "learning_rate" in result.err
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_failed_run_still_has_a_manifest(penstock, tmp_path, tokenizer_file):
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.bin").write_bytes(b"\0\1\2")
+    result = penstock("run", "text", "--out", "r", "--tokenizer", tokenizer_file, expect=None)
+    assert result.code == 1
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_bytes())
+    assert manifest["status"] == "failed"
+    assert manifest["failed_phase"] == "prepare"

@@ -1,0 +1,124 @@
+"""Which row stands at which position: a bijection per pass, the same for ever, however it is asked for."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from penstock.load.order import permuted, rows_at
+
+SEEDS = st.integers(-(2**70), 2**70)
+PASSES = st.integers(0, 2**50)
+
+GOLDEN_SMALL = [14, 3, 0, 18, 8, 13, 9, 10, 1, 17, 16, 2, 15, 19, 5, 6, 7, 12, 11, 4]
+GOLDEN_STRADDLING = [7, 7, 6, 0, 1, 2, 5, 4, 8, 3]
+GOLDEN_LARGE = [782484449951, 822077242186, 788778038680, 617941350226]
+
+
+@given(size=st.integers(1, 5000), seed=SEEDS, pass_number=PASSES)
+@settings(max_examples=60, deadline=None)
+def test_a_pass_holds_every_row_once(size: int, seed: int, pass_number: int) -> None:
+    rows = permuted(np.arange(size), size=size, seed=seed, pass_number=pass_number)
+    assert sorted(rows.tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", range(1, 70))
+def test_a_pass_of_few_rows_holds_every_row_once(size: int) -> None:
+    for seed in range(5):
+        rows = permuted(np.arange(size), size=size, seed=seed, pass_number=seed)
+        assert sorted(rows.tolist()) == list(range(size))
+
+
+@pytest.mark.parametrize("size", [2**k + step for k in (12, 13, 20, 33, 40) for step in (-1, 0, 1)] + [10**12])
+def test_places_of_a_large_pass_lead_to_different_rows_in_range(size: int) -> None:
+    chance = random.Random(size)
+    places = sorted({0, 1, size - 2, size - 1} | {chance.randrange(size) for _ in range(2000)})
+    rows = permuted(np.array(places), size=size, seed=7, pass_number=3)
+    assert len(set(rows.tolist())) == len(places)
+    assert 0 <= rows.min()
+    assert rows.max() < size
+    # They spread over the whole pass: a constant offset or a short cycle would not reach all of ten equal parts.
+    assert len(set((rows * 10 // size).tolist())) == 10
+
+
+@given(size=st.integers(50, 5000), seed=st.integers(0, 1000), pass_number=st.integers(0, 1000))
+@settings(max_examples=40, deadline=None)
+def test_order_differs_between_passes_and_seeds_and_from_the_plan(size: int, seed: int, pass_number: int) -> None:
+    places = np.arange(size)
+    order = permuted(places, size=size, seed=seed, pass_number=pass_number)
+    others = [
+        permuted(places, size=size, seed=seed, pass_number=pass_number + 1),
+        permuted(places, size=size, seed=seed + 1, pass_number=pass_number),
+        permuted(places, size=size, seed=pass_number, pass_number=seed) if seed != pass_number else places,
+        places,
+    ]
+    for other in others:
+        # Two unrelated orders agree in one place on average; more than 12 happens once in 10^9.
+        assert int((order == other).sum()) <= 12
+
+
+def test_every_order_of_four_rows_turns_up() -> None:
+    """Small plans are shuffled as well: of the 24 orders none is out of reach."""
+    orders = {tuple(permuted(range(4), size=4, seed=0, pass_number=number).tolist()) for number in range(2000)}
+    assert len(orders) == 24
+
+
+def test_the_order_never_changes() -> None:
+    """Golden values: another order would silently send every running training to other rows."""
+    small = permuted(range(20), size=20, seed=1234, pass_number=5)
+    assert small.tolist() == GOLDEN_SMALL
+    assert rows_at(17, 10, num_rows=9, seed=42, shuffle=True).tolist() == GOLDEN_STRADDLING
+    assert rows_at(10**15, 4, num_rows=10**12, seed=-3, shuffle=True).tolist() == GOLDEN_LARGE
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (6,), (2, 3)])
+def test_places_may_have_any_shape(shape: tuple[int, ...]) -> None:
+    places = np.arange(int(np.prod(shape))).reshape(shape)
+    with np.errstate(all="raise"):
+        rows = permuted(places, size=11, seed=1, pass_number=2)
+    assert rows.shape == shape
+    one_by_one = [int(permuted([place], size=11, seed=1, pass_number=2)[0]) for place in places.reshape(-1).tolist()]
+    assert rows.reshape(-1).tolist() == one_by_one
+
+
+@given(
+    start=st.one_of(st.integers(0, 500), st.integers(0, 10**15)),
+    count=st.integers(0, 120),
+    num_rows=st.one_of(st.integers(1, 60), st.sampled_from([10**6, 10**12])),
+    seed=SEEDS,
+    shuffle=st.booleans(),
+)
+@example(start=0, count=0, num_rows=1, seed=0, shuffle=True)
+@example(start=59, count=2, num_rows=60, seed=0, shuffle=True)
+@settings(max_examples=100, deadline=None)
+def test_a_stretch_is_its_positions_one_by_one(start: int, count: int, num_rows: int, seed: int, shuffle: bool) -> None:
+    def single(position: int) -> int:
+        place, pass_number = position % num_rows, position // num_rows
+        if not shuffle:
+            return place
+        return int(permuted([place], size=num_rows, seed=seed, pass_number=pass_number)[0])
+
+    rows = rows_at(start, count, num_rows=num_rows, seed=seed, shuffle=shuffle)
+    assert rows.dtype == np.int64
+    assert rows.tolist() == [single(position) for position in range(start, start + count)]
+
+
+@given(num_rows=st.integers(1, 80), cuts=st.lists(st.integers(1, 90), min_size=1, max_size=12), shuffle=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_every_row_once_per_pass_however_positions_are_cut(num_rows: int, cuts: list[int], shuffle: bool) -> None:
+    rows: list[int] = []
+    for count in cuts:
+        rows += rows_at(len(rows), count, num_rows=num_rows, seed=5, shuffle=shuffle).tolist()
+    for first in range(0, len(rows), num_rows):
+        of_pass = rows[first : first + num_rows]
+        assert len(set(of_pass)) == len(of_pass)
+        if len(of_pass) == num_rows:
+            assert set(of_pass) == set(range(num_rows))
+
+
+def test_unshuffled_order_is_the_plans_own_again_and_again() -> None:
+    assert rows_at(3, 9, num_rows=5, seed=1, shuffle=False).tolist() == [3, 4, 0, 1, 2, 3, 4, 0, 1]
