@@ -31,8 +31,8 @@ HOUR_NS = 3600 * 10**9
 
 # What `prepare` makes of `write_corpus(…)` and of `CONVERSATION` with `OPTIONS`. A change of one of these is a change
 # of the format or of the meaning of an option: every store in the world is then another one.
-GOLDEN_FILES = "?"
-GOLDEN_UPDATED = "?"
+GOLDEN_FILES = "b6252b2f7dedb678d0eb2793107a2a9bf2d5c7b755e4cec2f253a43ca05c5fd3"
+GOLDEN_UPDATED = "07962e742d0c4b8ee393b6375885d84274910b0f0cd94c41d5e15e3b3e45d661"
 GOLDEN_CONVERSATION = "?"
 
 
@@ -260,5 +260,3 @@ class FailAt:
 def spread(count: int, *, over: int) -> list[int]:
     """`count` numbers from 1 to `over`, evenly spread, both ends among them."""
     return sorted({1 + round(step * (over - 1) / (count - 1)) for step in range(count)})
-
-

@@ -133,7 +133,8 @@ class TokenizerSpec:
         model = self.encoder["model"]
         if model.get("unk_token") is not None:
             return _vocabulary(self.encoder).get(model["unk_token"])
-        return model.get("unk_id")
+        unknown: int | None = model.get("unk_id")
+        return unknown
 
     @property
     def is_unsplit_byte_level(self) -> bool:
@@ -187,7 +188,7 @@ class TokenizerSpec:
 def _parsed(source_json: bytes, origin: str) -> dict[str, Any]:
     hint = "give a tokenizer.json as `tokenizers` writes it, a folder that holds one, or a .tiktoken file"
     try:
-        content = json.loads(source_json)
+        content: dict[str, Any] = json.loads(source_json)
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{origin} isn't a tokenizer: no JSON ({error})", hint=hint) from None
     if not _has_the_shape(content):
@@ -231,7 +232,7 @@ def _load_reference(content: dict[str, Any], origin: str) -> Any:
 
     try:
         return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    except Exception as error:  # `tokenizers` raises bare Exception for whatever it can't read
+    except Exception as error:  # noqa: BLE001  `tokenizers` raises bare Exception for whatever it can't read
         raise TokenizerError(
             f"{origin} can't be loaded as a tokenizer: {error}", hint="check it with tokenizers.Tokenizer.from_file"
         ) from None
