@@ -21,7 +21,7 @@ def _nothing_left_behind() -> Iterator[None]:
     assert engine_threads() == []
 
 
-class Boom(Exception):
+class WorkError(Exception):
     """An error of the work itself."""
 
 
@@ -67,7 +67,7 @@ def test_an_error_is_raised_at_its_unit_and_stops_the_rest(stage: str, workers: 
         if name == "read":
             started.append(unit)
         if name == stage and unit == failing:
-            raise Boom(f"{name} {unit}")
+            raise WorkError(f"{name} {unit}")
         return unit
 
     results = run_units(
@@ -78,7 +78,7 @@ def test_an_error_is_raised_at_its_unit_and_stops_the_rest(stage: str, workers: 
         workers=workers,
     )
     finished: list[int] = []
-    with pytest.raises(Boom, match=f"^{stage} {failing}$"):
+    with pytest.raises(WorkError, match=f"^{stage} {failing}$"):
         finished.extend(unit for unit, _ in results)
     assert engine_threads() == []
     # `extend` keeps what it was given before the error: exactly the units ahead of the failing one.
@@ -89,9 +89,9 @@ def test_an_error_is_raised_at_its_unit_and_stops_the_rest(stage: str, workers: 
 def test_an_error_while_units_are_listed_is_raised_after_the_units_before_it():
     def units() -> Iterator[int]:
         yield from range(3)
-        raise Boom("listing")
+        raise WorkError("listing")
 
-    with pytest.raises(Boom, match="listing"):
+    with pytest.raises(WorkError, match="listing"):
         list(run_units(units(), read=lambda u: u, encode=lambda u, t: t, write=lambda u, t: t, workers=2))
 
 

@@ -1,10 +1,10 @@
 """Small real stores, made once per worker by `prepare`, each with the plain lists of tokens it must hold.
 
-    letters  one byte per token; hundreds of pieces: short units, interleaved splits, copies left out, a few long files
-    grown    the same files, prepared in two steps, so that documents lie in segments of two versions
-    wide     ids above 65,535, stored in four bytes
-    parts    documents of parts with and without loss, some of a single token
-    blocks   documents that span several 64 KiB blocks
+letters  one byte per token; hundreds of pieces: short units, interleaved splits, copies left out, a few long files
+grown    the same files, prepared in two steps, so that documents lie in segments of two versions
+wide     ids above 65,535, stored in four bytes
+parts    documents of parts with and without loss, some of a single token
+blocks   documents that span several 64 KiB blocks
 """
 
 from __future__ import annotations
@@ -192,9 +192,7 @@ def build_parts(folder: Path) -> Sample:
     documents = part_documents()
     options = PrepareOptions(split=SPLIT, dedup="off")
     prepare([MemorySource(documents)], folder / "store", tokenizer=byte_tokenizer(), options=options)
-    return sample_of(
-        folder / "store", {key: part_tokens(parts) for key, parts in documents.items()}, pad_id=END_ID
-    )
+    return sample_of(folder / "store", {key: part_tokens(parts) for key, parts in documents.items()}, pad_id=END_ID)
 
 
 def build_blocks(folder: Path) -> Sample:

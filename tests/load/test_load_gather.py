@@ -42,7 +42,7 @@ def test_rows_equal_the_reference(
     reference = one.splits[split]
     assert plan.num_rows == reference.num_rows(seq_len)
     numbers = st.integers(0, plan.num_rows - 1)
-    rows = data.draw(st.lists(numbers, min_size=1, max_size=12), label="rows") + [plan.num_rows - 1, 0]
+    rows = [*data.draw(st.lists(numbers, min_size=1, max_size=12), label="rows"), plan.num_rows - 1, 0]
     expected = [reference.row(row, seq_len, boundaries=boundaries) for row in rows]
     assert_batch_equals(gathered(plan, rows), expected)
 
@@ -90,8 +90,7 @@ def test_a_block_gives_the_same_rows_in_any_cut(
     for begin in range(0, len(order), rows_per_batch):
         gatherer.fill(block, begin, begin + rows_per_batch, buffer)
         expected = [
-            one.train.row(row, seq_len, boundaries=boundaries)
-            for row in order[begin : begin + rows_per_batch].tolist()
+            one.train.row(row, seq_len, boundaries=boundaries) for row in order[begin : begin + rows_per_batch].tolist()
         ]
         assert_batch_equals(buffer, expected)
 

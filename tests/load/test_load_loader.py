@@ -138,9 +138,7 @@ def damaged_positions(sample: Sample, segment: int, byte: int) -> set[int]:
     for document in store.kept_documents("train").tolist():
         offset, length = int(store.arrays["offset"][document]), int(store.arrays["length"][document])
         if store.arrays["segment"][document] == segment:
-            positions |= {
-                start + place for place in range(length) if (offset + place) * width // BLOCK_BYTES == block
-            }
+            positions |= {start + place for place in range(length) if (offset + place) * width // BLOCK_BYTES == block}
         start += length
     return positions
 
@@ -149,9 +147,7 @@ def assert_damage_is_found(sample: Sample, path: Path, damaged: set[int], *, seq
     """Every batch before the first damaged one is right; that one is an error, time and again."""
     with open_store(path) as store:
         plan = plan_concat(store, seq_len=seq_len)
-        bad_rows = {
-            row for row in range(plan.num_rows) if damaged & set(range(row * seq_len, (row + 1) * seq_len + 1))
-        }
+        bad_rows = {row for row in range(plan.num_rows) if damaged & set(range(row * seq_len, (row + 1) * seq_len + 1))}
         with Loader(plan, batch_rows=2, seed=5, prefetch_batches=prefetch) as loader:
             healthy = Loader(plan_concat(sample.store, seq_len=seq_len), batch_rows=2, seed=5, prefetch_batches=0)
             expected = next(healthy)
@@ -205,7 +201,8 @@ def test_damage_in_any_block_is_found_whatever_the_row_length(
 def test_after_damage_is_mended_a_restored_loader_goes_on(sample: Samples, tmp_path: Path, prefetch: int) -> None:
     one = sample("letters")
     path = copy_with_a_flipped_bit(one, tmp_path / "copy", 0, 5)
-    with open_store(path) as store, Loader(plan_concat(store, seq_len=500), batch_rows=8, shuffle=False) as loader:
+    options = {"batch_rows": 8, "shuffle": False, "prefetch_batches": prefetch}
+    with open_store(path) as store, Loader(plan_concat(store, seq_len=500), **options) as loader:
         state = loader.state_dict()
         with pytest.raises(DamagedStoreError):
             [next(loader) for _ in range(20)]

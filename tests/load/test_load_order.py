@@ -39,7 +39,7 @@ def test_places_of_a_large_pass_lead_to_different_rows_in_range(size: int) -> No
     places = sorted({0, 1, size - 2, size - 1} | {chance.randrange(size) for _ in range(2000)})
     rows = permuted(np.array(places), size=size, seed=7, pass_number=3)
     assert len(set(rows.tolist())) == len(places)
-    assert 0 <= rows.min()
+    assert rows.min() >= 0
     assert rows.max() < size
     # They spread over the whole pass: a constant offset or a short cycle would not reach all of ten equal parts.
     assert len(set((rows * 10 // size).tolist())) == 10

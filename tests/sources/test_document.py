@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import unicodedata
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.sources import Document, Part, PartKind, SkipTally, printable
 from penstock.sources.document import EXAMPLES_PER_REASON
 
 
+@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=60), st.text(max_size=40).map(lambda text: text.encode("utf-8", "surrogatepass"))))
 def test_nothing_that_moves_a_cursor_comes_out_of_printable(name: bytes):
     shown = printable(name)
@@ -20,6 +22,7 @@ def test_nothing_that_moves_a_cursor_comes_out_of_printable(name: bytes):
     assert shown.encode().decode() == shown
 
 
+@settings(deadline=None)
 @given(st.text(st.characters(categories=["L", "N", "P", "S"]), max_size=40))
 def test_printable_names_are_shown_as_they_are(name: str):
     if name.isprintable():
@@ -47,6 +50,7 @@ def test_plain_means_one_text_part_with_loss():
 entries = st.lists(st.tuples(st.sampled_from(["empty", "binary", "symlink"]), st.binary(max_size=4)), max_size=40)
 
 
+@settings(deadline=None)
 @given(entries=entries, cuts=st.lists(st.integers(0, 40), max_size=4))
 def test_merged_tallies_equal_one_tally_wherever_the_units_are_cut(entries: list[tuple[str, bytes]], cuts: list[int]):
     whole = SkipTally()
@@ -54,7 +58,7 @@ def test_merged_tallies_equal_one_tally_wherever_the_units_are_cut(entries: list
         whole.add(reason, key)
     borders = [0, *sorted(min(cut, len(entries)) for cut in cuts), len(entries)]
     pieces = []
-    for start, end in zip(borders, borders[1:], strict=False):
+    for start, end in itertools.pairwise(borders):
         piece = SkipTally()
         for reason, key in entries[start:end]:
             piece.add(reason, key)

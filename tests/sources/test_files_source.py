@@ -54,15 +54,11 @@ def entries_below(root: Path) -> list[bytes]:
     return sorted(found)
 
 
-# --- order ----------------------------------------------------------------------------------------------------------
-
-
 def test_order_is_the_byte_order_of_whole_paths_around_the_slash(tmp_path: Path):
-    names = [b"a/z", b"a", b"a.b", b"a-b/c", b"a/b/c", b"a0", b"B", b"a!", b"\xc3\xa9", b"\xff", b"a/b.c", b"a/b-"]
+    names = [b"a/z", b"a.b", b"a-b/c", b"a/b/c", b"a0", b"B", b"a!", b"\xc3\xa9", b"\xff", b"a/b.c", b"a/b-"]
     for name in names:
-        if name != b"a":  # both a folder and a file can't be
-            write(tmp_path, name)
-    units, texts = read_all(source(tmp_path))
+        write(tmp_path, name)
+    _, texts = read_all(source(tmp_path))
     paths = [document.path for text in texts for document in text.documents]
     assert paths == entries_below(tmp_path)
     assert paths == [b"B", b"a!", b"a-b/c", b"a.b", b"a/b-", b"a/b.c", b"a/b/c", b"a/z", b"a0", b"\xc3\xa9", b"\xff"]
@@ -71,7 +67,6 @@ def test_order_is_the_byte_order_of_whole_paths_around_the_slash(tmp_path: Path)
 @st.composite
 def trees(draw: st.DrawFn) -> list[bytes]:
     """Relative paths in some order of creation, none of which is a folder of another."""
-    step = st.binary(min_size=1, max_size=4).filter(lambda name: set(name) <= set(NAME_BYTES) - {0x2F})
     step = st.lists(st.sampled_from([bytes([b]) for b in NAME_BYTES if b != 0x2F]), min_size=1, max_size=3).map(
         b"".join
     )
@@ -108,9 +103,6 @@ def test_creation_order_does_not_matter(tmp_path: Path):
         for name in order:
             write(root, name, name)
     assert list(outcome(source(tmp_path / "one"))[0].items()) == list(outcome(source(tmp_path / "two"))[0].items())
-
-
-# --- every entry is a document or counted --------------------------------------------------------------------------
 
 
 def test_every_entry_is_a_document_or_counted_under_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -203,6 +195,7 @@ def test_a_tree_deeper_than_a_path_may_be_is_counted_not_a_crash(tmp_path: Path)
             os.close(descriptor)
 
 
+@settings(deadline=None)
 @given(data=st.one_of(st.binary(max_size=200), st.text(max_size=100).map(lambda text: text.encode("utf-8", "replace"))))
 def test_content_is_text_exactly_if_python_decodes_it_and_it_has_no_nul(data: bytes):
     try:
@@ -212,9 +205,6 @@ def test_content_is_text_exactly_if_python_decodes_it_and_it_has_no_nul(data: by
         is_utf8 = False
     expected = "empty" if not data else "binary" if b"\0" in data else None if is_utf8 else "not-utf8"
     assert content_problem(data) == expected
-
-
-# --- patterns -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -260,9 +250,6 @@ def test_a_pattern_that_means_nothing_is_refused(tmp_path: Path, pattern: str):
         with pytest.raises(InputError) as raised:
             FilesSource(name="src", root=str(tmp_path), options=options)
         assert pattern in raised.value.message
-
-
-# --- fingerprints ---------------------------------------------------------------------------------------------------
 
 
 def prints(files: FilesSource) -> list[str]:
@@ -317,9 +304,6 @@ def test_newest_change_is_the_youngest_time_stamp_of_the_unit(tmp_path: Path):
     first, second = source(tmp_path).units(20)
     assert first.newest_change_ns == future
     assert second.newest_change_ns == (tmp_path / "c").stat().st_ctime_ns
-
-
-# --- races: the tree changes between walk and read, and during the walk ---------------------------------------------
 
 
 def test_what_a_file_became_between_walk_and_read_is_counted_never_followed(tmp_path: Path):
@@ -381,9 +365,6 @@ def test_only_wanted_documents_are_read(tmp_path: Path):
     text = files.read(unit, wanted=lambda key: key == b"src/b")
     assert [document.key for document in text.documents] == [b"src/b"]
     assert text.skips.counts == {}
-
-
-# --- documents ------------------------------------------------------------------------------------------------------
 
 
 def test_a_file_becomes_one_plain_part_with_its_bytes_unchanged(tmp_path: Path):

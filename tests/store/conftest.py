@@ -76,7 +76,7 @@ class Writer:
         assert self._process.returncode == 0
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def writer() -> Iterator[Writer]:
     started = Writer()
     try:

@@ -21,6 +21,7 @@ from penstock.sources import Document, FilesSource, Part, SkipTally, Unit, UnitT
 from penstock.store import PrepareOptions, PrepareResult, Store, prepare
 from penstock.store.layout import INDEX_ARRAYS, block_checksums, manifest_name
 from penstock.tokenize import Tokenizer, TokenizerSpec
+from penstock.tokenize.engines import EngineChoice
 from penstock.tokenize.loading import GPT2_PATTERN, byte_level_json
 from penstock.tokenize.specification import character_of_byte
 
@@ -36,13 +37,15 @@ GOLDEN_UPDATED = "07962e742d0c4b8ee393b6375885d84274910b0f0cd94c41d5e15e3b3e45d6
 GOLDEN_CONVERSATION = "?"
 
 
-def bytes_tokenizer(*, spelling: int | None = None, controls: dict[str, int] = CONTROLS) -> Tokenizer:
+def bytes_tokenizer(
+    *, spelling: int | None = None, controls: dict[str, int] = CONTROLS, engine: EngineChoice | None = None
+) -> Tokenizer:
     """One id per byte, no merges, two control tokens; `spelling` indents its JSON and changes nothing else."""
     vocabulary = {character: byte for byte, character in enumerate(character_of_byte)}
     source = byte_level_json(vocabulary, [], controls, pattern=GPT2_PATTERN)
     if spelling is not None:
         source = json.dumps(json.loads(source), indent=spelling).encode()
-    return Tokenizer(TokenizerSpec.from_json(source, origin="bytes"), origin="bytes")
+    return Tokenizer(TokenizerSpec.from_json(source, origin="bytes"), origin="bytes", engine=engine)
 
 
 def write_corpus(folder: Path) -> Path:

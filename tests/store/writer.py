@@ -17,9 +17,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from samples import aged_files, build, files
+import pyarrow as pa
+from samples import aged_files, build, bytes_tokenizer, files
 
 from penstock import fs
+from penstock.tokenize.engines import EngineChoice, GigatokenEngine
+
+# Without the self-check, and warm before the forks: both cost more than the rest and have nothing to do with the disk.
+TOKENIZER = bytes_tokenizer(engine=EngineChoice(name="gigatoken", reason="for this test", build=GigatokenEngine))
+TOKENIZER.encode([b"warm"])
+pa.table({"warm": ["up"]})  # imports pandas where it is installed
 
 
 def say(**fields: Any) -> None:
@@ -41,7 +48,7 @@ def prepare_as_ordered(order: dict[str, Any]) -> None:
 
     fs.before_operation = before
     source = (aged_files if order.get("aged") else files)(Path(order["corpus"]))
-    result = build(Path(order["out"]), source)
+    result = build(Path(order["out"]), source, tokenizer=TOKENIZER)
     say(
         signal=0,
         digest=result.manifest.digest,

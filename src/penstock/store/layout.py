@@ -52,7 +52,17 @@ TOKENIZERS = "tokenizers"
 WORK = "work"
 LOCK = "lock"
 DOCUMENTS_TABLE = "documents.parquet"
-DOCUMENTS_COLUMNS = ("key", "path", "byte_start", "byte_end", "language", "content_hash", "token_hash", "group_hash")
+DOCUMENTS_COLUMNS: dict[str, str] = {
+    "key": "binary",
+    "path": "binary",
+    "byte_start": "uint64",
+    "byte_end": "uint64",
+    "language": "string",
+    "content_hash": "fixed_size_binary[32]",
+    "token_hash": "fixed_size_binary[16]",
+    "group_hash": "uint64",
+}
+"""Name and Arrow type of each column of the table of documents; none is ever null."""
 
 REASONS = ("kept", "duplicate", "copy-across-splits")
 """What the `reason` array's numbers mean; 0 is in the data, the rest are exclusions decided over the whole."""

@@ -26,7 +26,7 @@ import numpy.typing as npt
 from penstock import fs
 from penstock.engines import run_units
 from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError
-from penstock.hashing import digest_of, strong_hash, token_hash
+from penstock.hashing import checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
 from penstock.store.index import VersionIndex, build_index
 from penstock.store.layout import (
@@ -464,7 +464,9 @@ def _default_tokenizer(out: Path, units: list[tuple[Source, Unit]], options: Pre
 def _segment_is_whole(out: Path, entry: SegmentEntry) -> bool:
     path = out / SEGMENTS / f"{entry.name}.tokens"
     blocks = path.with_suffix(".blocks")
-    return path.exists() and path.stat().st_size == entry.bytes and blocks.exists()
+    if not path.exists() or path.stat().st_size != entry.bytes or not blocks.exists():
+        return False
+    return checksum_hex(blocks.read_bytes()) == entry.checksum
 
 
 def _refuse_foreign_folder(out: Path) -> None:

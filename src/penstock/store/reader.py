@@ -227,7 +227,9 @@ class Store:
             table = pa.parquet.read_table(pa.BufferReader(self._checked_bytes(entry)))
         except (pa.ArrowException, OSError) as error:
             raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({error})") from None
-        if table.column_names != list(DOCUMENTS_COLUMNS) or table.num_rows != self.num_documents:
+        columns = {column.name: str(column.type) for column in table.schema}
+        nulls = sum(column.null_count for column in table.columns)
+        if columns != DOCUMENTS_COLUMNS or nulls or table.num_rows != self.num_documents:
             raise _damaged(self.path / entry.name, f"it isn't the table of {self.num_documents} documents")
         return table
 

@@ -131,7 +131,7 @@ def _meaning_problems(path: Path, version: int) -> list[Problem]:
     name = f"{MANIFESTS}/{manifest_name(version)}"
     try:
         return _broken_promises(path, version, name)
-    except (PenstockError, RecursionError) as error:  # checksums fit, but the content is none that we write
+    except (PenstockError, RecursionError, ValueError) as error:  # checksums fit, but nobody of ours wrote this
         return [Problem(file=name, kind="meaning", detail=str(error))]
 
 

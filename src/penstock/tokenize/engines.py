@@ -57,6 +57,22 @@ class ReferenceEngine:
         from tokenizers import Tokenizer
 
         self._tokenizer = Tokenizer.from_str(spec.encoder_json)
+        self._true_ids = self._renumbering(spec)
+
+    def _renumbering(self, spec: TokenizerSpec) -> npt.NDArray[np.uint32] | None:
+        """Id given -> id meant, where they differ.
+
+        `tokenizers` numbers added tokens anew when it loads them: those that come after a dropped control move down,
+        the first onto the very id of that control.
+        """
+        given = [self._tokenizer.token_to_id(name) for name in spec.kept_tokens]
+        meant = list(spec.kept_tokens.values())
+        if given == meant:
+            return None
+        highest = max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+        true_ids = np.arange(highest + 1, dtype=np.uint32)
+        true_ids[np.array(given, np.int64)] = meant
+        return true_ids
 
     def encode(self, texts: Sequence[bytes]) -> Encoded:
         """See `Engine`."""
@@ -64,8 +80,9 @@ class ReferenceEngine:
         lengths = [len(encoding) for encoding in encodings]
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, np.uint32, count=int(offsets[-1])), offsets
+        numbers = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
+        ids = np.fromiter(numbers, np.uint32, count=int(offsets[-1]))
+        return ids if self._true_ids is None else self._true_ids[ids], offsets
 
 
 @dataclass(frozen=True, kw_only=True)

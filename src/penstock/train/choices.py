@@ -92,7 +92,7 @@ def _dtype(config: TrainConfig, device: str) -> tuple[str, str]:
         return config.dtype, "as set"
     if device == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
         return "bfloat16", "the GPU computes in bfloat16; weights stay float32"
-    return "float32", f"bfloat16 gains nothing on this {device}"
+    return "float32", "bfloat16 is taken by rule only on a GPU that computes in it"
 
 
 def _micro_batch_rows(config: TrainConfig, shape: ModelShape, device: str) -> tuple[int, str]:

@@ -50,10 +50,10 @@ class Evaluation:
 
 
 def held_out_batches(plan: Plan, *, batch_rows: int, device: str, limit_rows: int | None) -> Iterator[TorchBatch]:
-    """Every row once, or `limit_rows` of them spread over the whole plan: always the same ones, whatever the run's seed.
+    """Every row once, or `limit_rows` of them drawn from the whole plan: the same ones in every run.
 
-    The first rows wouldn't do. A plan is in the order of the documents' keys, so they are one folder's files: on
-    Python's library the first 64 rows gave 4.4 bits per byte where the whole split gave half of it.
+    The first rows wouldn't do. A plan is in the order of the documents' keys, so they are one folder's files: after 200
+    steps on Python's library the first 64 rows gave 4.40 bits per byte, 64 drawn rows 1.97, and 512 drawn rows 2.05.
     """
     if limit_rows is None or limit_rows >= plan.num_rows:
         yield from sequential_batches(plan, batch_rows=batch_rows, device=device)

@@ -67,8 +67,9 @@ class Preset:
     learning_rate: float
 
 
-# Heads of 128 from `small` up: attention kernels on current GPUs are fastest there, and it costs no quality.
-# `tiny` is the demo: it must visibly learn in one or two minutes on two CPU cores.
+# Heads of 128 from `small` up: the size attention kernels on current GPUs are written for.
+# `tiny` is the demo: 0.37 s a step of 8 x 256 tokens on two quiet CPU cores. Only its learning rate was tried here; the
+# others follow the custom for their size.
 PRESETS = {
     "tiny": Preset(
         num_layers=4, num_heads=4, num_kv_heads=2, hidden_size=128, feed_forward_size=384, learning_rate=4e-3
