@@ -26,6 +26,8 @@ REQUIRED_TOKENS_PER_SECOND_MILLIONS = 300.0
 REQUIRED_TIMES_LITDATA = 4.0
 SMALLEST_STORE_MILLIONS = 50.0
 PASSES = 4
+# Of those that take many seconds a pass: one first, one later.
+SLOW_PASSES = 2
 PREFETCH_BATCHES = 8
 
 WIRE_THREAD = "penstock, wire batches, filled ahead by a thread"
@@ -155,39 +157,45 @@ def _numpy_subjects(options: Options, data: _Data) -> list[Subject]:
 
 
 def _peer_subjects(options: Options, data: _Data) -> list[Subject]:
-    """litdata in each integer width it knows, with and without workers; datasets in its own width and in ours."""
+    """litdata in each integer width it knows, with and without workers; datasets in torch's format and its fastest."""
     # torch has the store's 16-bit type but not its 32-bit one; ids of either fit 32 bits with a sign.
     widths = ["int64", "int32", *(["uint16"] if data.dtype == "uint16" else [])]
-    subjects = [_peer(options, data, LITDATA, width, num_workers=0) for width in widths]
-    subjects += [_peer(options, data, LITDATA, width, num_workers=2) for width in (widths[0], widths[-1])]
-    subjects += [_peer(options, data, "datasets", width, num_workers=0) for width in (widths[0], widths[-1])]
+    subjects = [_litdata(options, data, width, num_workers=0) for width in widths]
+    subjects += [_litdata(options, data, width, num_workers=2) for width in (widths[0], widths[-1])]
+    subjects += [_datasets(options, data, row_format) for row_format in ("torch", "numpy")]
     return subjects
 
 
-def _peer(options: Options, data: _Data, library: str, width: str, *, num_workers: int) -> Subject:
-    out = str(data.folder / f"{library}-{width}")
-    made_of = {
-        "stream": str(data.folder / "stream"),
-        "dtype": data.dtype,
-        "seq_len": options.seq_len,
-        "wanted": width,
-        "out": out,
-    }
-    workers = f"{num_workers} workers" if num_workers else "no workers"
+def _litdata(options: Options, data: _Data, width: str, *, num_workers: int) -> Subject:
+    out = str(data.folder / f"litdata-{width}")
+    settings = {**_shape(options, data), "folder": out, "num_workers": num_workers}
+    if num_workers:
+        settings["passes"] = SLOW_PASSES
     return Subject(
-        name=f"{library}, {width} on disk, {workers}",
+        name=f"{LITDATA}, {width} on disk, {num_workers or 'no'} workers",
         role=Role.PEER,
-        task=f"loading_peers:load_{library}",
-        # With workers a pass takes them half a minute, most of it until the first batch: two passes say enough.
-        settings={
-            **_shape(options, data),
-            "folder": out,
-            "num_workers": num_workers,
-            "passes": 2 if num_workers else PASSES,
-        },
-        setup=[(f"loading_peers:write_{library}", made_of)],
+        task="loading_peers:load_litdata",
+        settings=settings,
+        setup=[("loading_peers:write_litdata", _written(options, data, width, out))],
         repeats=1 if num_workers else None,
     )
+
+
+def _datasets(options: Options, data: _Data, row_format: str) -> Subject:
+    out = str(data.folder / "datasets")
+    return Subject(
+        name=f"datasets, {row_format} format",
+        role=Role.PEER,
+        task="loading_peers:load_datasets",
+        settings={**_shape(options, data), "folder": out, "row_format": row_format, "passes": SLOW_PASSES},
+        setup=[("loading_peers:write_datasets", _written(options, data, "int64", out))],
+    )
+
+
+def _written(options: Options, data: _Data, width: str, out: str) -> dict[str, Any]:
+    """Settings of a task that writes our tokens in a peer's own format."""
+    stream = str(data.folder / "stream")
+    return {"stream": stream, "dtype": data.dtype, "seq_len": options.seq_len, "wanted": width, "out": out}
 
 
 def _rows(outcomes: Mapping[str, Outcome], data: _Data) -> dict[str, Row]:

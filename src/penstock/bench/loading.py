@@ -24,13 +24,13 @@ from penstock.store import open_store
 
 __all__ = ["describe_rows", "gather_with_numpy", "load_torch", "load_wire", "timed_passes", "write_stream"]
 
-LONGEST_PASS_SECONDS = 20.0
+LONGEST_PASS_SECONDS = 10.0
 
 
 def timed_passes(
     one_pass: Callable[[], Iterator[Any]], *, passes: int, num_batches: int, batch_tokens: int
 ) -> dict[str, Any]:
-    """Rates of several passes. A pass ends after `num_batches`, or after 20 s where somebody is that slow."""
+    """Rates of several passes. A pass ends after `num_batches`, or after 10 s where somebody is that slow."""
     first_batch_seconds: list[float] = []
     rates: list[float] = []
     counts: list[int] = []
