@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.bench import run_benchmark
-from penstock.bench.load import LITDATA, NUMPY_WIRE, TORCH_DEMAND, TORCH_THREAD
+from penstock.bench.load import LITDATA, NUMPY_WIRE, TORCH_DEMAND, TORCH_THREAD, WIRE_THREAD
 
 from .conftest import rows_by_name
 
@@ -19,13 +19,17 @@ def test_first_and_later_passes_are_told_apart(load_result: dict[str, Any]) -> N
         assert {f"{name}, first pass", f"{name}, later passes"} <= names
 
 
-def test_our_torch_batches_stand_against_the_best_litdata_row(load_result: dict[str, Any]) -> None:
+def test_promises_are_judged_on_the_default_loader_against_the_best_litdata_row(load_result: dict[str, Any]) -> None:
     rows = rows_by_name(load_result)
-    ratio = next(each for each in load_result["ratios"] if each["name"] == "torch int64 to litdata, later passes")
-    values = [row["value"] for name, row in rows.items() if name.startswith(LITDATA) and name.endswith("later passes")]
-    measured = [value for value in values if value is not None]
-    assert ratio["over_value"] == (max(measured) if measured else None)
-    assert ratio["of"].startswith(("penstock, torch int64 tokens, filled",))
+    ratios = {each["name"]: each for each in load_result["ratios"]}
+    for part in ("first pass", "later passes"):
+        against_litdata = ratios[f"torch int64 to litdata, {part}"]
+        values = [row["value"] for name, row in rows.items() if name.startswith(LITDATA) and name.endswith(part)]
+        measured = [value for value in values if value is not None]
+        assert against_litdata["of"] == f"{TORCH_THREAD}, {part}"
+        assert against_litdata["over_value"] == (max(measured) if measured else None)
+        assert ratios[f"wire batches to the promise, {part}"]["of"] == f"{WIRE_THREAD}, {part}"
+        assert ratios[f"torch int64 on demand to litdata, {part}"]["required"] is None
 
 
 def test_what_is_skipped_by_name_says_so(load_result: dict[str, Any]) -> None:

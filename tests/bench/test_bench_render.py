@@ -85,6 +85,7 @@ def test_the_readme_is_changed_between_its_markers_only(result: dict[str, Any]) 
     assert "old" not in rendered
     assert with_short_table(rendered, [result]) == rendered
     assert with_short_table("no markers here", [result]) == "no markers here"
+    assert with_short_table(text, []) == text
 
 
 def test_the_terminal_table_has_a_line_per_row_and_ratio(result: dict[str, Any]) -> None:

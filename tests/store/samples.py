@@ -32,9 +32,9 @@ HOUR_NS = 3600 * 10**9
 
 # What `prepare` makes of `write_corpus(…)` and of `CONVERSATION` with `OPTIONS`. A change of one of these is a change
 # of the format or of the meaning of an option: every store in the world is then another one.
-GOLDEN_FILES = "b6252b2f7dedb678d0eb2793107a2a9bf2d5c7b755e4cec2f253a43ca05c5fd3"
-GOLDEN_UPDATED = "07962e742d0c4b8ee393b6375885d84274910b0f0cd94c41d5e15e3b3e45d661"
-GOLDEN_CONVERSATION = "?"
+GOLDEN_FILES = "c5ace0f8b92f82919b55ee98cb35d57594ca0b6d6d798557b8bf026d16d5a202"
+GOLDEN_UPDATED = "3b6f3fc2808a32765fa0fe778ac58b19e69191ac25a5d0e49f31edd8467ce361"
+GOLDEN_CONVERSATION = "3f879af25489821d637d8fd75868cb456e74a670f2cbda088e218dd27e4b2fb3"
 
 
 def bytes_tokenizer(

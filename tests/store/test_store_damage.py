@@ -100,7 +100,7 @@ def test_a_flipped_bit_in_any_byte_is_found(tiny, ending):
         damaged[position] ^= 1 << chance.randrange(8)
         (tiny / name).write_bytes(damaged)
         assert name in problem_files(tiny), f"byte {position}"
-        if position % 16 == 0:
+        if position % 64 == 0:
             with pytest.raises(DamagedStoreError):
                 read_everything(tiny)
     (tiny / name).write_bytes(whole)
@@ -114,7 +114,7 @@ def test_any_truncation_and_any_growth_is_found(tiny, ending):
     for length in [*range(len(whole)), len(whole) + 1]:
         (tiny / name).write_bytes((whole + b"\0")[:length])
         assert name in problem_files(tiny), f"{length} of {len(whole)} bytes"
-        if length % 16 == 0 or length > len(whole):
+        if length % 64 == 0 or length > len(whole):
             with pytest.raises(DamagedStoreError):
                 open_store(tiny)
 
@@ -286,8 +286,9 @@ store = Path(sys.argv[1])
 missed, count = [], 0
 for path in sorted(path for path in store.rglob("*") if path.is_file()):
     whole = path.read_bytes()
-    changes = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in range(0, len(whole), 1 + len(whole) // 40)]
-    changes += [whole[:length] for length in range(0, len(whole), 1 + len(whole) // 40)]
+    places = range(0, len(whole), 1 + len(whole) // 16)
+    changes = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in places]
+    changes += [whole[:length] for length in places]
     for damaged in changes:
         count += 1
         path.write_bytes(damaged)
@@ -311,7 +312,7 @@ def test_damage_is_found_without_asserts(tiny):
     )
     assert done.returncode == 0, done.stderr
     count, rest = done.stdout.split(maxsplit=1)
-    assert int(count) > 500
+    assert int(count) > 250
     assert rest.strip() == "[] []"
 
 
@@ -413,7 +414,8 @@ OUTSIDE = [
 @pytest.mark.parametrize("where", ["segments", "index", "tokenizer_file"])
 def test_names_that_lead_out_of_the_store_are_refused(tiny, where):
     whole = manifest_text(tiny)
-    for name in [*OUTSIDE, 5, None, ["x"]]:
+    fine = {"index"} if where == "segments" else set()  # there it names segments/index.tokens
+    for name in [*sorted(set(OUTSIDE) - fine), 5, None, ["x"]]:
 
         def change(content: dict[str, Any], name: Any = name) -> None:
             entry = content[where] if where == "tokenizer_file" else content[where][0]
@@ -553,6 +555,11 @@ def test_a_wrong_digest_is_found(tiny):
     assert kinds(tiny) == ["digest"]
     forged_digest(tiny)
     assert kinds(tiny) == []
+
+
+def test_split_names_that_were_not_those_of_the_build_are_found(tiny):
+    forged_manifest(tiny, lambda content: content.update(splits=["test", "val", "train"]))
+    assert kinds(tiny) == ["splits"]
 
 
 def test_options_that_were_not_those_of_the_build_are_found(tiny):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Reference
 
 from penstock.errors import TokenizerError
+from penstock.tokenize import Tokenizer, TokenizerSpec
 
 from .conftest import END, byte_level, ids_of, loaded, random_texts, reference_ids
 
@@ -121,9 +123,6 @@ REACHABLE = {
         Reference(models.WordLevel({"a": 0, "b c": 1, "[UNK]": 2, "STOP": 3}, unk_token="[UNK]")),
         pre_tokenizers.Split(Regex(r"\z"), "isolated"),
     ),
-    "beyond the first hundred controls": lambda: byte_level(
-        spelt("STOP"), added=[*(control(f"<|reserved_{number}|>") for number in range(100)), control("STOP")]
-    ),
     "a name that holds `unk`": lambda: byte_level(spelt("chunk"), added=[control("chunk")]),
     "a unigram piece": lambda: with_end(Reference(models.Unigram([("<unk>", 0.0), ("STOP", -1.0)], unk_id=0))),
 }
@@ -138,6 +137,16 @@ def test_a_tokenizer_whose_text_reaches_a_control_is_refused(shape: str):
     assert name in tokenizer.spec.control_tokens
     with pytest.raises(TokenizerError, match=name):
         tokenizer.encode([b"text"])
+
+
+def test_the_last_of_many_controls_is_checked_like_the_first():
+    many = [control(f"<|reserved_{number}|>") for number in range(100)]
+    content = json.loads(byte_level(spelt("STOP"), added=[*many, control("STOP")]).to_str())
+    content["added_tokens"].sort(key=lambda token: token["content"] == "STOP")
+    spec = TokenizerSpec.from_json(json.dumps(content).encode(), origin="built here")
+    assert list(spec.control_tokens)[-1] == "STOP"
+    with pytest.raises(TokenizerError, match="STOP"):
+        Tokenizer(spec, origin="built here").encode([b"text"])
 
 
 def test_random_merges_are_refused_because_ids_would_differ_from_run_to_run():

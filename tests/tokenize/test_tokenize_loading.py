@@ -27,6 +27,8 @@ def rank_lines(count: int) -> list[bytes]:
 
 WHOLE = json.loads(byte_level([("a", "b")]).to_str())
 
+TEMPLATE = json.loads(processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)]).__getstate__())
+
 NOT_TOKENIZERS = {
     "empty.json": b"",
     "random.json": random.Random(0).randbytes(500),
@@ -43,6 +45,9 @@ NOT_TOKENIZERS = {
     "added-without-id.json": json.dumps({**WHOLE, "added_tokens": [{"content": END}]}).encode(),
     "added-is-text.json": json.dumps({**WHOLE, "added_tokens": END}).encode(),
     "bad-post-processor.json": json.dumps({**WHOLE, "post_processor": {"type": "Nonsense"}}).encode(),
+    "post-processor-that-panics.json": json.dumps(
+        {**WHOLE, "post_processor": {**TEMPLATE, "special_tokens": {}}}
+    ).encode(),
     "odd-post-processor.json": json.dumps({**WHOLE, "post_processor": "TemplateProcessing"}).encode(),
     "utf16.json": json.dumps(WHOLE).encode("utf-16")[:-1],
     "r50k_base.tiktoken": b"\n".join([*rank_lines(300), b"not base64 at all"]),

@@ -29,8 +29,8 @@ checksums, fsync and index. The ceiling is the encoder alone, documents in memor
 fastest of its three rows counts. datasets gets an even sample of the same documents, already in memory, and packs
 nothing.""",
     "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against
-others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Of our
-rows with and without a thread the faster one is compared, and of litdata's the fastest.""",
+others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Promises
+are judged on our loader as users get it, filled ahead by a thread, against litdata's fastest row.""",
     "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
     "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
@@ -78,10 +78,10 @@ def short_table(results: Sequence[Result]) -> str:
 
 
 def with_short_table(text: str, results: Sequence[Result]) -> str:
-    """A README with the table between its markers; unchanged where it has none."""
+    """A README with the table between its markers; unchanged where it has none, or where there are no results."""
     before, start, rest = text.partition(START)
     _, end, after = rest.partition(END)
-    if not start or not end:
+    if not start or not end or not results:
         return text
     return f"{before}{START}\n{short_table(results)}\n{END}{after}"
 

@@ -154,7 +154,7 @@ class _Job:
         source_options = [self._sources[name].options() for name in sorted(self._sources)]
         self._digest_options = {
             "sources": source_options,
-            "split": {name: f"{share:.12g}" for name, share in shares.items()},
+            "split": [[name, f"{share:.12g}"] for name, share in shares.items()],  # a list: their order is meaning
             "dedup": options.dedup,
             "seed": options.seed,
         }

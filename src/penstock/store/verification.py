@@ -152,6 +152,8 @@ def _broken_promises(path: Path, version: int, name: str) -> list[Problem]:
             problems.append(
                 Problem(file=name, kind="digest", detail=f"the content gives {digest}, it says {store.digest}")
             )
+        if [pair[:1] for pair in store.manifest.options.get("split", [])] != [[name] for name in store.manifest.splits]:
+            problems.append(Problem(file=name, kind="splits", detail="their names aren't those of the options"))
         problems += [Problem(file=name, kind="leak", detail=detail) for detail in _leaks(store)]
         return problems
 

@@ -103,7 +103,9 @@ def choose_engine(spec: TokenizerSpec) -> EngineChoice:
     try:
         reference = ReferenceEngine(spec)
         expected = reference.encode(torture_texts(spec))
-    except Exception as error:  # `tokenizers` raises bare Exception for whatever it can't read
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # it raises bare Exception, or panics, over whatever it can't use
         raise TokenizerError(
             f"the tokenizer can't be loaded: {error}", hint="check it with tokenizers.Tokenizer.from_file"
         ) from error

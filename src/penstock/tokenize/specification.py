@@ -226,18 +226,6 @@ def _has_the_shape(content: Any) -> bool:
     )
 
 
-def _load_reference(content: dict[str, Any], origin: str) -> Any:
-    """The whole tokenizer as `tokenizers` loads it."""
-    from tokenizers import Tokenizer
-
-    try:
-        return Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
-    except Exception as error:  # noqa: BLE001  `tokenizers` raises bare Exception for whatever it can't read
-        raise TokenizerError(
-            f"{origin} can't be loaded as a tokenizer: {error}", hint="check it with tokenizers.Tokenizer.from_file"
-        ) from None
-
-
 def _is_control(token: dict[str, Any]) -> bool:
     return bool(token.get("special")) or _CONTROL_LIKE.fullmatch(token["content"]) is not None
 
@@ -273,9 +261,18 @@ def _wrapping(content: dict[str, Any], origin: str) -> tuple[tuple[int, ...], tu
     processor = content.get("post_processor")
     if processor is None or processor.get("type") == "ByteLevel":
         return (), ()
-    tokenizer = _load_reference(content, origin)
-    plain = tokenizer.encode("a", add_special_tokens=False).ids
-    wrapped = tokenizer.encode("a", add_special_tokens=True).ids
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+        plain = tokenizer.encode("a", add_special_tokens=False).ids
+        wrapped = tokenizer.encode("a", add_special_tokens=True).ids
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  it raises bare Exception, or panics, over whatever it can't use
+        raise TokenizerError(
+            f"{origin} can't be loaded as a tokenizer: {error}", hint="check it with tokenizers.Tokenizer.from_file"
+        ) from None
     for start in range(len(wrapped) - len(plain) + 1):
         if wrapped[start : start + len(plain)] == plain:
             return tuple(wrapped[:start]), tuple(wrapped[start + len(plain) :])
