@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.load.gather import Gatherer
+from penstock.load.gather import Gatherer, StretchBuffer
 from penstock.pack import Plan, plan_concat
 
 from .conftest import SMALL_STORE_NAMES, Sample
@@ -22,13 +22,18 @@ ROW_LENGTHS = st.integers(1, 64)
 
 def gathered(plan: Plan, rows: list[int]):
     gatherer = Gatherer(plan)
-    buffer = gatherer.new_buffer(len(rows))
+    buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
     # What a new buffer holds must not matter: the loader's are full of an earlier batch.
     buffer.tokens.fill(77)
     buffer.loss_mask.fill(True)
     buffer.cu_seqlens.fill(77)
-    gatherer.fill(gatherer.block(np.array(rows)), 0, len(rows), buffer)
-    return buffer
+    gatherer.fill(np.array([rows]), buffer)
+    return one_batch(buffer, 0)
+
+
+def one_batch(buffer: StretchBuffer, number: int) -> StretchBuffer:
+    """The same arrays without their first axis."""
+    return StretchBuffer(buffer.tokens[number], buffer.loss_mask[number], buffer.cu_seqlens[number])
 
 
 @pytest.mark.parametrize("name", SMALL_STORE_NAMES)
@@ -76,23 +81,20 @@ def test_rows_over_several_blocks_equal_the_reference(sample: Samples, seq_len: 
     name=st.sampled_from(SMALL_STORE_NAMES),
 )
 @settings(max_examples=25, deadline=None)
-def test_a_block_gives_the_same_rows_in_any_cut(
+def test_a_stretch_gives_the_same_rows_in_any_cut(
     sample: Samples, seq_len: int, boundaries: bool, rows_per_batch: int, name: str
 ) -> None:
-    """One block, many batches into one reused buffer: nothing is left over from the batch before."""
+    """Stretches of 3, 1 and 2 batches into one reused buffer: nothing is left over from the stretch before."""
     one = sample(name)
     plan = plan_concat(one.store, seq_len=seq_len, boundaries=boundaries)
     gatherer = Gatherer(plan)
-    order = np.random.default_rng(seq_len).permutation(plan.num_rows)[: 6 * rows_per_batch]
-    order = order[: len(order) // rows_per_batch * rows_per_batch]
-    block = gatherer.block(order)
-    buffer = gatherer.new_buffer(rows_per_batch)
-    for begin in range(0, len(order), rows_per_batch):
-        gatherer.fill(block, begin, begin + rows_per_batch, buffer)
-        expected = [
-            one.train.row(row, seq_len, boundaries=boundaries) for row in order[begin : begin + rows_per_batch].tolist()
-        ]
-        assert_batch_equals(buffer, expected)
+    order = np.resize(np.random.default_rng(seq_len).permutation(plan.num_rows), (6, rows_per_batch))
+    buffer = gatherer.new_buffer(num_batches=3, batch_rows=rows_per_batch)
+    for stretch in (order[:3], order[3:4], order[4:]):
+        gatherer.fill(stretch, buffer)
+        for number, rows in enumerate(stretch.tolist()):
+            expected = [one.train.row(row, seq_len, boundaries=boundaries) for row in rows]
+            assert_batch_equals(one_batch(buffer, number), expected)
 
 
 @pytest.mark.parametrize("name", SMALL_STORE_NAMES)
@@ -135,9 +137,9 @@ def test_borders_have_a_fixed_size_and_ascend(sample: Samples, seq_len: int, bou
     gatherer = Gatherer(plan)
     sizes = set()
     for first in range(plan.num_rows):
-        buffer = gatherer.new_buffer(num_rows)
-        gatherer.fill(gatherer.block((first + np.arange(num_rows)) % plan.num_rows), 0, num_rows, buffer)
-        borders = buffer.cu_seqlens
+        buffer = gatherer.new_buffer(num_batches=1, batch_rows=num_rows)
+        gatherer.fill((first + np.arange(num_rows))[None] % plan.num_rows, buffer)
+        borders = buffer.cu_seqlens[0]
         sizes.add(borders.shape)
         assert borders.dtype == np.int32
         assert borders[0] == 0

@@ -560,6 +560,9 @@ def test_a_wrong_digest_is_found(tiny):
 def test_split_names_that_were_not_those_of_the_build_are_found(tiny):
     forged_manifest(tiny, lambda content: content.update(splits=["test", "val", "train"]))
     assert kinds(tiny) == ["splits"]
+    for split in (5, None, [5], [[]], "train", {"train": "1"}):
+        forged_manifest(tiny, lambda content, split=split: content["options"].update(split=split))
+        assert kinds(tiny) == ["digest", "splits"]
 
 
 def test_options_that_were_not_those_of_the_build_are_found(tiny):

@@ -20,8 +20,8 @@ def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
     if not 0 <= row < plan.num_rows:
         raise PlanError(f"the plan has no row {row}", hint=f"rows are numbered 0 to {plan.num_rows - 1}")
     gatherer = Gatherer(plan)
-    buffer = gatherer.new_buffer(1)
-    gatherer.fill(gatherer.block(np.array([row])), 0, 1, buffer)
+    buffer = gatherer.new_buffer(num_batches=1, batch_rows=1)
+    gatherer.fill(np.array([[row]]), buffer)
     start, count = plan.row_range(row)
     inputs = min(count, plan.seq_len)
     documents = []
@@ -38,7 +38,7 @@ def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
                 "row_start": max(begin, 0),
                 "row_end": min(end, inputs),
                 "document_start": max(-begin, 0),
-                "text": tokenizer.decode(buffer.tokens[0, max(begin, 0) : min(end, inputs)]),
+                "text": tokenizer.decode(buffer.tokens[0, 0, max(begin, 0) : min(end, inputs)]),
             }
         )
     return {

@@ -152,9 +152,9 @@ def sequential_batches(
     end = plan.num_rows if limit_rows is None else min(plan.num_rows, limit_rows)
     for start in range(0, end, batch_rows):
         rows = np.arange(start, min(start + batch_rows, end))
-        buffer = gatherer.new_buffer(len(rows))
-        gatherer.fill(gatherer.block(rows), 0, len(rows), buffer)
-        batch = Batch(buffer.tokens, buffer.loss_mask, buffer.cu_seqlens, rows, start)
+        buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
+        gatherer.fill(rows[None], buffer)
+        batch = Batch(buffer.tokens[0], buffer.loss_mask[0], buffer.cu_seqlens[0], rows, start)
         yield on_device(batch, torch.device(device))
 
 

@@ -16,7 +16,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -218,10 +218,7 @@ class _Job:
             done += unit.input_bytes
             if on_progress:
                 on_progress(done, total)
-            # What the walk left out comes from this walk: a record taken over may stand for an older one.
-            skips = SkipTally()
-            skips.merge([unit.skips, record.skips])
-            yield replace(record, skips=skips)
+            yield record
 
     def _encode(self, unit: Unit, started_ns: int, text: UnitText) -> EncodedUnit:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
@@ -243,9 +240,11 @@ class _Job:
                     start, new = start + length, new + 1
                 self._append_row(columns, unit, document, content, place)
             offset += payload.size
+        skips = SkipTally()
+        skips.merge([unit.skips, text.skips])
         payload = np.concatenate(pieces) if pieces else np.empty(0, self._tokenizer.dtype)
         return EncodedUnit(
-            payload=payload, columns=columns, skips=text.skips, input_bytes=unit.input_bytes, started_ns=started_ns
+            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=started_ns
         )
 
     def _append_row(

@@ -152,10 +152,15 @@ def _broken_promises(path: Path, version: int, name: str) -> list[Problem]:
             problems.append(
                 Problem(file=name, kind="digest", detail=f"the content gives {digest}, it says {store.digest}")
             )
-        if [pair[:1] for pair in store.manifest.options.get("split", [])] != [[name] for name in store.manifest.splits]:
+        if _split_names(store.manifest.options.get("split")) != store.manifest.splits:
             problems.append(Problem(file=name, kind="splits", detail="their names aren't those of the options"))
         problems += [Problem(file=name, kind="leak", detail=detail) for detail in _leaks(store)]
         return problems
+
+
+def _split_names(pairs: object) -> list[object]:
+    """The names in the options' list of (name, share), which is part of the digest."""
+    return [pair[0] for pair in pairs if isinstance(pair, list) and pair] if isinstance(pairs, list) else []
 
 
 def _wrong_tokens(store: Store) -> list[int]:

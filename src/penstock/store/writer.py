@@ -52,7 +52,7 @@ class EncodedUnit:
     Attributes:
         payload: the new tokens of the unit, in store width.
         columns: the document columns of `DOCUMENT_SCHEMA`; `segment` is None where the tokens are in `payload`.
-        skips: what was left out after reading.
+        skips: what was left out, unread and read.
         input_bytes: bytes of the input files.
         started_ns: wall clock before the first file was read.
     """
@@ -66,7 +66,7 @@ class EncodedUnit:
 
 @dataclass(frozen=True, kw_only=True)
 class UnitRecord:
-    """A finished unit. On disk `skips` holds what was left out after reading; what the walk left out is known anew."""
+    """A finished unit."""
 
     documents: pa.Table
     segments: list[SegmentEntry]
