@@ -18,10 +18,10 @@ def bench(
     tokenizer: Annotated[str | None, typer.Option(help="Vocabulary for all sides; default: one is trained.")] = None,
     store: Annotated[str | None, typer.Option(help="load: use this store instead of making one.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads on both sides; default: the cores.", min=1)] = None,
-    repeats: Annotated[int, typer.Option(help="Interleaved repeats; medians are reported.", min=1)] = 3,
+    repeats: Annotated[int | None, typer.Option(help="Interleaved repeats; medians are reported.", min=1)] = None,
     num_batches: Annotated[int | None, typer.Option(help="load: batches per repeat.", min=1)] = None,
-    batch_size: Annotated[int, typer.Option(help="load, train: rows per batch.", min=1)] = 32,
-    seq_len: Annotated[int, typer.Option(help="load, train: tokens per row.", min=1)] = 1024,
+    batch_size: Annotated[int | None, typer.Option(help="load, train: rows per batch.", min=1)] = None,
+    seq_len: Annotated[int | None, typer.Option(help="load, train: tokens per row.", min=1)] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave a peer out; repeatable.")] = None,
     results: Annotated[Path | None, typer.Option(help="Also write the result as JSON into this folder.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -46,7 +46,7 @@ def bench(
         "seq_len": seq_len,
         "skip": skip,
     }
-    result = run_benchmark(name, {key: value for key, value in given.items() if value is not None})
+    result = run_benchmark(name, {key: value for key, value in given.items() if value is not None}, on_progress=note)
     if results is not None:
         note(f"written: {write_result(result, results)}")
     if json_output:

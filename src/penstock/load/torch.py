@@ -37,14 +37,14 @@ class TorchBatch:
         tokens: [B, T + 1] int64.
         loss_mask: [B, T] bool, whether the label at this position counts.
         cu_seqlens: [K] int32, where documents begin over the flat B x T positions, padded with B x T.
-        row_targets: [B] labels that count in each row, on the host, so that counting never waits for the device.
+        host_mask: the loss mask once more, on the host, so that counting targets never waits for the device.
         first_row: row of the whole batch at which this slice begins.
     """
 
     tokens: torch.Tensor
     loss_mask: torch.Tensor
     cu_seqlens: torch.Tensor
-    row_targets: npt.NDArray[np.int64]
+    host_mask: npt.NDArray[np.bool_]
     first_row: int = 0
 
     @property
@@ -67,10 +67,10 @@ class TorchBatch:
     @property
     def num_targets(self) -> int:
         """Labels that count."""
-        return int(self.row_targets.sum())
+        return int(np.count_nonzero(self.host_mask))
 
     def __len__(self) -> int:
-        return len(self.row_targets)
+        return len(self.host_mask)
 
     def __getitem__(self, rows: slice) -> TorchBatch:
         begin, _, step = rows.indices(len(self))
@@ -80,7 +80,7 @@ class TorchBatch:
             tokens=self.tokens[rows],
             loss_mask=self.loss_mask[rows],
             cu_seqlens=self.cu_seqlens,
-            row_targets=self.row_targets[rows],
+            host_mask=self.host_mask[rows],
             first_row=self.first_row + begin,
         )
 
@@ -160,20 +160,20 @@ def sequential_batches(
 
 def on_device(batch: Batch, device: torch.device) -> TorchBatch:
     """Sends the wire format and widens the tokens where they arrive. Nothing in the result refers to the buffer."""
-    row_targets = np.count_nonzero(batch.loss_mask, axis=1)
+    host_mask = batch.loss_mask.copy()
     if device.type == "cpu":
         # numpy widens on this thread; PyTorch would wake its thread pool for a copy of a few microseconds.
         return TorchBatch(
             tokens=torch.from_numpy(batch.tokens.astype(np.int64)),
-            loss_mask=torch.from_numpy(batch.loss_mask.copy()),
+            loss_mask=torch.from_numpy(host_mask),
             cu_seqlens=torch.from_numpy(batch.cu_seqlens.copy()),
-            row_targets=row_targets,
+            host_mask=host_mask,
         )
     return TorchBatch(
         tokens=torch.from_numpy(batch.tokens).to(device, non_blocking=True).long(),
         loss_mask=torch.from_numpy(batch.loss_mask).to(device, non_blocking=True),
         cu_seqlens=torch.from_numpy(batch.cu_seqlens).to(device, non_blocking=True),
-        row_targets=row_targets,
+        host_mask=host_mask,
     )
 
 
