@@ -29,7 +29,7 @@ def corpus_options(tokenizer_file: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def prepare_result(corpus_options: dict[str, Any]) -> dict[str, Any]:
-    return run_benchmark("prepare", {**corpus_options, "workers": 2})
+    return run_benchmark("prepare", {**corpus_options, "workers": 1})
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,9 @@ from penstock.cli.output import (
 )
 from penstock.errors import ConfigError, PlanError
 
+# As in penstock.sources, which `--help` doesn't load.
+DEFAULT_UNIT_BYTES = 16 * 2**20
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -47,8 +50,9 @@ def prepare(
     dedup: Annotated[str, typer.Option(help="exact or off. Copies across splits always go.")] = "exact",
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Encoder threads. Default: the cores.", min=1)] = None,
-    unit_bytes: Annotated[int, typer.Option(help="Input per unit of work; never changes the result.", min=1)] = 32
-    * 2**20,
+    unit_bytes: Annotated[
+        int, typer.Option(help="Input per unit of work; never changes the result.", min=1)
+    ] = DEFAULT_UNIT_BYTES,
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
     json_output: Json = False,
 ) -> None:

@@ -32,7 +32,8 @@ READ_BYTES = 2**16
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_Entry = tuple[bytes, bool]  # relative path, whether it is a folder
+_Entry = tuple[bytes, bool, "os.stat_result | None", str | None]
+"""Relative path, whether it is a folder; of a file, its facts or the reason to leave it out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +72,7 @@ class FilesSource:
         self._root = os.fsencode(root)
         self._options = options or FileOptions()
         self._outside = outside
+        self._key_prefix = name.encode() + b"/"
         self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
 
     @property
@@ -137,8 +139,7 @@ class FilesSource:
             text.documents.append(document)
 
     def _key(self, path: bytes) -> bytes:
-        name = self.name.encode()
-        return name + b"/" + path if path else name
+        return self._key_prefix + path if path else self._key_prefix[:-1]
 
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
@@ -154,14 +155,13 @@ class FilesSource:
             if not stat.S_ISREG(facts.st_mode):
                 return None
             # Read to the end, not to the size: a file that grows, or one of /proc (size 0), must not be cut short.
-            left = self._options.max_file_bytes + 1
-            wanted = facts.st_size + 1
-            pieces: list[bytes] = []
-            while left and (piece := os.read(descriptor, min(wanted, left))):
-                pieces.append(piece)
-                left -= len(piece)
-                wanted = READ_BYTES
-            return b"".join(pieces)
+            limit = self._options.max_file_bytes + 1
+            wanted = min(facts.st_size + 1, limit)
+            data = os.read(descriptor, wanted)
+            # Fewer bytes than asked for means the end of a regular file.
+            while len(data) >= wanted and len(data) < limit and (more := os.read(descriptor, READ_BYTES)):
+                data = (data + more)[:limit]
+            return data
         except OSError:
             return None
         finally:
@@ -170,48 +170,59 @@ class FilesSource:
     def _walk(self) -> Iterator[tuple[bytes, os.stat_result | None, str | None]]:
         """(relative path, facts, reason to leave it out) of everything that isn't a folder, by byte order of path.
 
-        Facts are None for what vanished, or was closed to us, since its folder was listed.
+        There are facts or a reason, never both: what is left out needn't be asked about.
         """
         root_stat = os.lstat(self._root)
         if not stat.S_ISDIR(root_stat.st_mode):
-            yield b"", root_stat, self._problem(b"", root_stat)
+            yield self._single_file(root_stat)
             return
         # Each level: an iterator over a sorted listing and the reason inherited from the folder.
-        levels: list[tuple[Iterator[_Entry], str | None]] = [(iter(self._listing(b"")), None)]
+        levels: list[tuple[Iterator[_Entry], str | None]] = [(iter(self._listing(b"", None)), None)]
         while levels:
             listing, inherited = levels[-1]
-            step = next(listing, None)
-            if step is None:
-                levels.pop()
-                continue
-            path, is_folder = step
-            if is_folder:
+            for path, is_folder, facts, reason in listing:
+                if not is_folder:
+                    yield path, facts, reason
+                    continue
+                inherited = inherited or self._folder_problem(path.rpartition(b"/")[2])
                 try:
-                    listing = iter(self._listing(path))
+                    levels.append((iter(self._listing(path, inherited)), inherited))
                 except OSError:
                     yield path + b"/", None, "unreadable"
                     continue
-                levels.append((listing, inherited or self._folder_problem(os.path.basename(path))))
-                continue
-            try:
-                facts = os.lstat(self._absolute(path))
-            except OSError:
-                yield path, None, "unreadable"
-                continue
-            yield path, facts, inherited or self._problem(path, facts)
+                break
+            else:
+                levels.pop()
 
-    def _listing(self, folder: bytes) -> list[_Entry]:
+    def _single_file(self, facts: os.stat_result) -> tuple[bytes, os.stat_result | None, str | None]:
+        """The root itself, when it is no folder. It was named by the user, so neither hidden nor vendored."""
+        if not stat.S_ISREG(facts.st_mode):
+            return b"", None, "symlink" if stat.S_ISLNK(facts.st_mode) else "special"
+        reason = self._rules.problem(os.path.basename(self._root)) or self._size_problem(facts)
+        return (b"", None, reason) if reason else (b"", facts, None)
+
+    def _listing(self, folder: bytes, inherited: str | None) -> list[_Entry]:
         """Entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in a slash."""
         # Through a descriptor, because scandir by name would follow a link that took the folder's place.
         descriptor = os.open(self._absolute(folder), FOLDER_FLAGS | (os.O_NOFOLLOW if folder else 0))
+        prefix = folder + b"/" if folder else b""
+        entries: list[_Entry] = []
         try:
             with os.scandir(descriptor) as scan:
-                entries = [(os.fsencode(entry.name), entry.is_dir(follow_symlinks=False)) for entry in scan]
+                for entry in scan:
+                    name = os.fsencode(entry.name)
+                    if name in self._outside:
+                        continue
+                    if entry.is_dir(follow_symlinks=False):
+                        entries.append((prefix + name, True, None, None))
+                        continue
+                    reason = inherited or self._name_problem(entry, name, prefix + name)
+                    facts, reason = (None, reason) if reason else self._facts(entry)
+                    entries.append((prefix + name, False, facts, reason))
         finally:
             os.close(descriptor)
         entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] else entry[0])
-        prefix = folder + b"/" if folder else b""
-        return [(prefix + name, is_folder) for name, is_folder in entries if name not in self._outside]
+        return entries
 
     def _folder_problem(self, name: bytes) -> str | None:
         if not self._options.hidden and name.startswith(b"."):
@@ -220,18 +231,27 @@ class FilesSource:
             return "vendored"
         return None
 
-    def _problem(self, path: bytes, facts: os.stat_result) -> str | None:
-        if stat.S_ISLNK(facts.st_mode):
+    def _name_problem(self, entry: os.DirEntry[str], name: bytes, path: bytes) -> str | None:
+        """The reason to leave a file out that its folder's listing tells already, without a system call."""
+        if entry.is_symlink():
             return "symlink"
-        if not stat.S_ISREG(facts.st_mode):
+        if not entry.is_file(follow_symlinks=False):
             return "special"
-        if not self._options.hidden and os.path.basename(path).startswith(b"."):
+        if not self._options.hidden and name.startswith(b"."):
             return "hidden"
-        if reason := self._rules.problem(path or os.path.basename(self._root)):
-            return reason
-        if facts.st_size > self._options.max_file_bytes:
-            return "too-large"
-        return None
+        return self._rules.problem(path)
+
+    def _facts(self, entry: os.DirEntry[str]) -> tuple[os.stat_result | None, str | None]:
+        """A file's facts, asked while its folder is open: half of what they cost by whole path."""
+        try:
+            facts = entry.stat(follow_symlinks=False)
+        except OSError:
+            return None, "unreadable"  # it vanished since it was listed
+        reason = self._size_problem(facts)
+        return (None, reason) if reason else (facts, None)
+
+    def _size_problem(self, facts: os.stat_result) -> str | None:
+        return "too-large" if facts.st_size > self._options.max_file_bytes else None
 
 
 class _OpenFolder:
@@ -280,19 +300,20 @@ class _UnitBuilder:
         self.input_bytes = 0
         self._newest_change_ns = 0
         self._facts: list[bytes] = []
+        self._numbers: list[int] = []
 
     def add(self, path: bytes, facts: os.stat_result) -> None:
         """Adds a file with the facts that tell whether it changed."""
         self.items.append(FileItem(path, facts.st_size))
         self.input_bytes += facts.st_size
         self._newest_change_ns = max(self._newest_change_ns, facts.st_mtime_ns, facts.st_ctime_ns)
-        numbers = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
-        self._facts.append(path + b"\0" + " ".join(map(str, numbers)).encode())
+        self._facts.append(path)
+        self._numbers += (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
     def skip(self, reason: str, path: bytes, key: bytes) -> None:
         """Counts an entry left out; the counts are part of what a finished unit stood for."""
         self.skips.add(reason, key)
-        self._facts.append(path + b"\0" + reason.encode())
+        self._facts.append(path + b"\0" + reason.encode())  # no path holds a NUL: never mistaken for a file taken
 
     def finish(self) -> Unit:
         """The finished unit."""
@@ -301,6 +322,11 @@ class _UnitBuilder:
             items=tuple(self.items),
             input_bytes=self.input_bytes,
             skips=self.skips,
-            fingerprint=strong_hash(b"\n".join(self._facts)).hex(),
+            fingerprint=self._fingerprint(),
             newest_change_ns=self._newest_change_ns,
         )
+
+    def _fingerprint(self) -> str:
+        """Paths and facts in order, lengths included, so that no two lists run together."""
+        parts = [repr(self._numbers).encode(), repr([len(path) for path in self._facts]).encode(), *self._facts]
+        return strong_hash(b"\0".join(parts)).hex()

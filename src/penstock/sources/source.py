@@ -1,6 +1,6 @@
 """The shape of a source: cut into units by a deterministic rule, each unit read on its own.
 
-A unit is the grain of work, of resume and of parallelism: about 32 MB of input. Units may run in any order on any
+A unit is the grain of work, of resume and of parallelism: about 16 MB of input. Units may run in any order on any
 engine. `Unit.fingerprint` says which input bytes a unit stood for (by file facts, not content), so that a unit finished
 before a kill is recognised by the next run.
 """
@@ -15,7 +15,7 @@ from penstock.sources.document import Document, SkipTally
 
 __all__ = ["DEFAULT_UNIT_BYTES", "Source", "Unit", "UnitText"]
 
-DEFAULT_UNIT_BYTES = 32 * 2**20
+DEFAULT_UNIT_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, kw_only=True)

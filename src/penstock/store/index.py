@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute  # sorting needs it; imported here, where nobody waits for it
 import pyarrow.parquet
 
 from penstock.errors import InputError
@@ -148,14 +149,16 @@ def _refuse_equal_keys(documents: pa.Table) -> None:
 
 
 def _numbers(documents: pa.Table, column: str) -> npt.NDArray[Any]:
-    values: npt.NDArray[Any] = documents[column].to_numpy()
-    return values
+    """A column as an array, by its buffer: Arrow's own conversion imports pandas where that is installed."""
+    array = documents[column].combine_chunks()
+    kind = np.dtype(array.type.to_pandas_dtype())
+    return np.frombuffer(array.buffers()[1], kind)[array.offset : array.offset + len(array)]
 
 
 def _positions(column: pa.ChunkedArray, names: list[str]) -> npt.NDArray[Any]:
     """Each value's position in `names`."""
-    positions: npt.NDArray[Any] = pa.compute.index_in(column, value_set=pa.array(names, pa.string())).to_numpy()
-    return positions
+    numbers = {name: number for number, name in enumerate(names)}
+    return np.fromiter((numbers[value] for value in column.to_pylist()), np.int64, count=len(column))
 
 
 def _hashes(documents: pa.Table) -> npt.NDArray[np.uint64]:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from penstock import fs
 from penstock.engines import run_units
-from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError
+from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError, TokenizerError
 from penstock.hashing import checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
 from penstock.store.index import VersionIndex, build_index
@@ -50,7 +50,8 @@ from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokeniz
 
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "prepare"]
 
-ENCODE_BATCH_BYTES = 8 * 2**20
+# Ids come back 4 bytes wide; a batch of this size stays near the caches: 32 MiB a call took a third longer.
+ENCODE_BATCH_BYTES = 4 * 2**20
 # A file whose time stamp is this close to the moment it was read may have changed again within the clock's grain.
 RACY_NANOSECONDS = 2 * 10**9
 
@@ -113,19 +114,20 @@ def prepare(
         raise ConfigError(f"--dedup {options.dedup!r} isn't available", hint="choose exact or off")
     shares = parse_split(options.split)
     _refuse_foreign_folder(out)
-    units = [(source, unit) for source in sources for unit in source.units(options.unit_bytes)]
-    if not any(unit.items for _, unit in units):
-        raise _nothing_found(sources, [unit.skips for _, unit in units])
+    # Walked before the work, not beside it: two threads of Python would take turns at the GIL, and lose by it.
+    units = [unit for source in sources for unit in source.units(options.unit_bytes)]
+    if not any(unit.items for unit in units):
+        raise _nothing_found(sources, [unit.skips for unit in units])
     with fs.fail_as_disk_error(f"writing the store {out}"):
         is_new = not out.exists()
         for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK):
             fs.make_folder(out / folder)
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
-                job = _Job(out, sources, tokenizer or _default_tokenizer(out, units, options), shares, options)
+                job = _Job(out, sources, tokenizer or _default_tokenizer(out, sources, units, options), shares, options)
                 with contextlib.closing(job):
                     return job.run(units, started, on_progress)
-            except InputError:
+            except (InputError, TokenizerError):
                 if is_new and not list_versions(out):  # another process may have been faster, and luckier
                     fs.remove_tree(out)  # nothing came of it: leave the disk as it was
                 raise
@@ -151,6 +153,7 @@ class _Job:
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = _KnownDocuments(self._previous, tokenizer)
+        self._units_taken_over = 0
         source_options = [self._sources[name].options() for name in sorted(self._sources)]
         self._digest_options = {
             "sources": source_options,
@@ -162,12 +165,10 @@ class _Job:
         previous = self._previous.digest if self._previous else None
         self._task = digest_of([tokenizer.digest, source_options, options.seed, previous])
 
-    def run(self, units: list[tuple[Source, Unit]], started: float, on_progress: Progress | None) -> PrepareResult:
+    def run(self, units: list[Unit], started: float, on_progress: Progress | None) -> PrepareResult:
         """Everything from the lock to the commit."""
         fs.remove_leftovers(self._out)
-        taken_over = {self._record_path(unit): record for _, unit in units if (record := self._finished(unit))}
-        self._remove_strangers(taken_over)
-        records = list(self._records([unit for _, unit in units], taken_over, on_progress))
+        records = list(self._records(units, on_progress))
         if not any(record.documents.num_rows for record in records):
             raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
         index = build_index(
@@ -181,13 +182,13 @@ class _Job:
         )
         committed = self._previous is None or self._previous.digest != index.digest
         manifest = self._commit(index, records) if committed else self._previous.manifest  # type: ignore[union-attr]
-        self._remove_strangers({})
+        self._remove_strangers()
         return PrepareResult(
             store=self._out,
             manifest=manifest,
             seconds=time.perf_counter() - started,
-            units=len(units),
-            units_taken_over=len(taken_over),
+            units=len(records),
+            units_taken_over=self._units_taken_over,
             documents_reused=self._known.hits,
             committed=committed,
             tokenizer_engine=self._tokenizer.describe_engine(),
@@ -198,76 +199,64 @@ class _Job:
         if self._previous is not None:
             self._previous.close()
 
-    def _records(
-        self, units: list[Unit], taken_over: Mapping[Path, UnitRecord], on_progress: Progress | None
-    ) -> Iterator[UnitRecord]:
-        """The record of each unit, in order; those taken over are not run."""
-        total = sum(unit.input_bytes for unit in units)
-        done = 0
+    def _records(self, units: list[Unit], on_progress: Progress | None) -> Iterator[UnitRecord]:
+        """The record of each unit, in order; those that an earlier run finished are not run again."""
+        finished = {number: record for number, unit in enumerate(units) if (record := self._finished(unit))}
+        self._units_taken_over = len(finished)
         fresh = run_units(
-            [unit for unit in units if self._record_path(unit) not in taken_over],
-            read=lambda unit: (time.time_ns(), self._sources[unit.source].read(unit)),
-            encode=lambda unit, timed_text: self._encode(unit, *timed_text),
+            [unit for number, unit in enumerate(units) if number not in finished],
+            read=self._read,
+            encode=self._encode,
             write=lambda unit, encoded: write_unit(self._out, self._record_path(unit), encoded),
             workers=self._options.workers,
         )
-        for unit in units:
-            record = taken_over.get(self._record_path(unit))
-            if record is None:
-                _, record = next(fresh)
+        total = sum(unit.input_bytes for unit in units)
+        done = 0
+        for number, unit in enumerate(units):
+            yield finished[number] if number in finished else next(fresh)[1]
             done += unit.input_bytes
             if on_progress:
                 on_progress(done, total)
-            yield record
 
-    def _encode(self, unit: Unit, started_ns: int, text: UnitText) -> EncodedUnit:
+    def _read(self, unit: Unit) -> _ReadUnit:
+        """Documents and their content hashes; in the reader's thread, which leaves the encoders to native code."""
+        started_ns = time.time_ns()
+        text = self._sources[unit.source].read(unit)
+        hashes = [strong_hash(b"".join(part.data for part in document.parts)) for document in text.documents]
+        return _ReadUnit(text=text, content_hashes=hashes, started_ns=started_ns)
+
+    def _encode(self, unit: Unit, read: _ReadUnit) -> EncodedUnit:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
-        columns: dict[str, list[Any]] = {name: [] for name in _COLUMNS}
-        pieces: list[npt.NDArray[Any]] = []
-        offset = 0
-        for batch in _batches(text.documents):
-            hashes = [strong_hash(b"".join(part.data for part in document.parts)) for document in batch]
-            known = [self._known.find(document, content) for document, content in zip(batch, hashes, strict=True)]
-            fresh = [document for document, place in zip(batch, known, strict=True) if place is None]
-            payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh)
-            pieces.append(payload)
-            start, new = 0, 0
-            for document, content, place in zip(batch, hashes, known, strict=True):
-                if place is None:
-                    length = lengths[new]
-                    tokens = token_hash(payload[start : start + length])
-                    place = (None, offset + start, length, tokens, loss_runs[new])
-                    start, new = start + length, new + 1
-                self._append_row(columns, unit, document, content, place)
-            offset += payload.size
+        documents, contents = read.text.documents, read.content_hashes
+        known = [self._known.find(document, content) for document, content in zip(documents, contents, strict=True)]
+        fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
+        payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh)
+        starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+        new_places = iter(
+            (None, starts[n], lengths[n], token_hash(payload[starts[n] : starts[n + 1]]), loss_runs[n])
+            for n in range(len(fresh))
+        )
+        places = [place or next(new_places) for place in known]
+        columns: dict[str, list[Any]] = {
+            "key": [document.key for document in documents],
+            "group_hash": [group_hash(document.group, seed=self._options.seed) for document in documents],
+            "source": [unit.source] * len(documents),
+            "path": [document.path for document in documents],
+            "byte_start": [document.byte_start for document in documents],
+            "byte_end": [document.byte_end for document in documents],
+            "language": [document.language for document in documents],
+            "content_hash": contents,
+            "token_hash": [place[3] for place in places],
+            "segment": [place[0] for place in places],
+            "offset": [place[1] for place in places],
+            "length": [place[2] for place in places],
+            "loss_runs": [place[4] for place in places],
+        }
         skips = SkipTally()
-        skips.merge([unit.skips, text.skips])
-        payload = np.concatenate(pieces) if pieces else np.empty(0, self._tokenizer.dtype)
+        skips.merge([unit.skips, read.text.skips])
         return EncodedUnit(
-            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=started_ns
+            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=read.started_ns
         )
-
-    def _append_row(
-        self, columns: dict[str, list[Any]], unit: Unit, document: Document, content: bytes, place: _Place
-    ) -> None:
-        segment, offset, length, tokens, loss_runs = place
-        row = (
-            document.key,
-            group_hash(document.group, seed=self._options.seed),
-            unit.source,
-            document.path,
-            document.byte_start,
-            document.byte_end,
-            document.language,
-            content,
-            tokens,
-            segment,
-            offset,
-            length,
-            loss_runs,
-        )
-        for name, value in zip(_COLUMNS, row, strict=True):
-            columns[name].append(value)
 
     def _commit(self, index: VersionIndex, records: Sequence[UnitRecord]) -> Manifest:
         """Writes index and tokenizer, then the manifest: from there on the version exists."""
@@ -318,22 +307,23 @@ class _Job:
             return None
         whole = all(_segment_is_whole(self._out, entry) for entry in record.segments)
         known = set(self._known.segments) | {entry.name for entry in record.segments}
-        return record if whole and set(record.documents["segment"].unique().to_pylist()) <= known else None
+        if not whole or not set(record.documents["segment"].unique().to_pylist()) <= known:
+            return None
+        return record
 
-    def _remove_strangers(self, taken_over: Mapping[Path, UnitRecord]) -> None:
-        """Removes what no version and no record taken over refers to: leftovers of killed or superseded runs.
+    def _remove_strangers(self) -> None:
+        """Removes what no version refers to: leftovers of killed or superseded runs.
 
         Only names that we give are touched; whatever else someone put there is theirs.
         """
-        segments = {entry.name for record in taken_over.values() for entry in record.segments}
+        segments: set[str] = set()
         folders: set[str] = set()
         for version in list_versions(self._out):
             manifest = open_store(self._out, version=version).manifest
             segments |= {entry.name for entry in manifest.segments}
             folders |= {entry.name.rpartition("/")[0] for entry in [*manifest.index, manifest.tokenizer_file]}
         for path in self._named_by_us(WORK, r"[0-9a-f]{32}\.arrow"):
-            if path not in taken_over:
-                fs.remove_file(path)
+            fs.remove_file(path)
         for path in self._named_by_us(SEGMENTS, r"[0-9a-f]{32}\.(tokens|blocks)"):
             if path.stem not in segments:
                 fs.remove_file(path)
@@ -346,10 +336,14 @@ class _Job:
         return [path for path in (self._out / folder).iterdir() if re.fullmatch(pattern, path.name)]
 
 
-_COLUMNS = (
-    "key", "group_hash", "source", "path", "byte_start", "byte_end", "language", "content_hash", "token_hash",
-    "segment", "offset", "length", "loss_runs",
-)  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class _ReadUnit:
+    """A unit between reader and encoder."""
+
+    text: UnitText
+    content_hashes: list[bytes]
+    started_ns: int
+
 
 _Place = tuple[str | None, int, int, bytes, list[int] | None]
 """Where a document's tokens are: (segment or None for the unit's own, offset, length, token hash, loss runs)."""
@@ -396,38 +390,56 @@ def encode_documents(
 ) -> tuple[npt.NDArray[Any], list[int], list[list[int] | None]]:
     """One flat array in store width, each document's length in it, and its loss runs (None: everything carries loss).
 
-    Plain documents are encoded in one native call; the copy that narrows ids to the store's width also makes room for
-    the begin and end tokens, so each token is written once.
+    Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
+    width also makes room for the begin and end tokens, so each token is written once.
     """
-    plain = [document for document in documents if document.is_plain]
-    ids, borders = tokenizer.encode([document.parts[0].data for document in plain])
-    begin, end = np.array(tokenizer.spec.begin_ids, np.uint32), tokenizer.end_id
-    with_parts = {number: tokenizer.encode_document(d) for number, d in enumerate(documents) if not d.is_plain}
-    around = len(begin) + 1
-    plain_lengths = iter((np.diff(borders) + around).tolist())
-    lengths = [with_parts[n][0].size if n in with_parts else next(plain_lengths) for n in range(len(documents))]
-    payload = np.empty(sum(lengths), tokenizer.dtype)
-    position, read = 0, 0
-    for number, length in enumerate(lengths):
-        room = payload[position : position + length]
-        if number in with_parts:
-            room[:] = with_parts[number][0]
-        else:
-            room[: len(begin)] = begin
-            room[len(begin) : -1] = ids[read : read + length - around]
-            room[-1] = end
-            read += length - around
-        position += length
-    runs = [_flat(with_parts[n][1]) if n in with_parts else None for n in range(len(documents))]
-    return payload, lengths, runs
+    room = _Room(sum(document.byte_end - document.byte_start for document in documents), tokenizer.dtype)
+    begin, end = np.array(tokenizer.spec.begin_ids, tokenizer.dtype), tokenizer.end_id
+    lengths: list[int] = []
+    loss_runs: list[list[int] | None] = []
+    for batch in _batches(documents):
+        ids, borders = tokenizer.encode([document.parts[0].data for document in batch if document.is_plain])
+        stretches = iter(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True))
+        for document in batch:
+            if document.is_plain:
+                first, last = next(stretches)
+                target = room.take(len(begin) + last - first + 1)
+                target[: len(begin)] = begin
+                target[len(begin) : -1] = ids[first:last]
+                target[-1] = end
+                loss_runs.append(None)
+            else:
+                own_ids, runs = tokenizer.encode_document(document)
+                target = room.take(len(own_ids))
+                target[:] = own_ids
+                loss_runs.append(_flat(runs))
+            lengths.append(len(target))
+    return room.filled(), lengths, loss_runs
 
 
-def _flat(runs: npt.NDArray[np.uint32] | None) -> list[int] | None:
-    return None if runs is None else [int(value) for value in runs.reshape(-1)]
+class _Room:
+    """An array that is filled from the front. What isn't filled is never touched, so it takes address space only."""
+
+    def __init__(self, capacity: int, dtype: np.dtype[Any]) -> None:
+        self._array = np.empty(capacity, dtype)
+        self._used = 0
+
+    def take(self, count: int) -> npt.NDArray[Any]:
+        """The next `count` places, to be filled now."""
+        if self._used + count > len(self._array):
+            larger = np.empty(2 * len(self._array) + count, self._array.dtype)
+            larger[: self._used] = self._array[: self._used]
+            self._array = larger
+        self._used += count
+        return self._array[self._used - count : self._used]
+
+    def filled(self) -> npt.NDArray[Any]:
+        """Everything taken so far."""
+        return self._array[: self._used]
 
 
 def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
-    """Runs of documents of about `ENCODE_BATCH_BYTES`: bounds the encoder's 4-byte output."""
+    """Runs of documents of about `ENCODE_BATCH_BYTES`."""
     batch: list[Document] = []
     size = 0
     for document in documents:
@@ -440,20 +452,27 @@ def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _default_tokenizer(out: Path, units: list[tuple[Source, Unit]], options: PrepareOptions) -> Tokenizer:
+def _flat(runs: npt.NDArray[np.uint32] | None) -> list[int] | None:
+    return None if runs is None else [int(value) for value in runs.reshape(-1)]
+
+
+def _default_tokenizer(
+    out: Path, sources: Sequence[Source], units: Sequence[Unit], options: PrepareOptions
+) -> Tokenizer:
     """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
     if list_versions(out):
         return open_store(out).tokenizer()
-    total = sum(unit.input_bytes for _, unit in units)
+    total = sum(unit.input_bytes for unit in units)
     limit = min(1.0, TRAINING_SAMPLE_BYTES / max(total, 1)) * 2**64
-    ordered = sorted(units, key=lambda pair: pair[0].name)
 
     def wanted(key: bytes) -> bool:
         return int.from_bytes(strong_hash(b"vocabulary " + key)[:8], "little") < limit
 
     texts = (
         part.data
-        for source, unit in ordered
+        for source in sorted(sources, key=lambda source: source.name)
+        for unit in units
+        if unit.source == source.name
         for document in source.read(unit, wanted=wanted).documents
         for part in document.parts
     )

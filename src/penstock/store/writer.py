@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from penstock import fs
-from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES, checksum, checksum_hex, strong_hash
+from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES, checksum, checksum_hex, token_hash
 from penstock.sources import SkipTally
 from penstock.store.layout import SEGMENTS, SegmentEntry, block_checksums
 
@@ -80,8 +81,9 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
     segments = [_write_segment(store, unit.payload)] if unit.payload.size else []
     own_name = segments[0].name if segments else None
     columns = {**unit.columns, "segment": [name or own_name for name in unit.columns["segment"]]}
+    arrays = [arrow_array(columns[column.name], column.type) for column in DOCUMENT_SCHEMA]
     record = UnitRecord(
-        documents=pa.table(columns, schema=DOCUMENT_SCHEMA),
+        documents=pa.Table.from_arrays(arrays, schema=DOCUMENT_SCHEMA),
         segments=segments,
         skips=unit.skips,
         input_bytes=unit.input_bytes,
@@ -91,9 +93,30 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
     return record
 
 
+def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """A column from Python values, by its buffers.
+
+    `pa.array` of a list imports pandas where that is installed, to ask whether the list is a pandas object: half a
+    second, with the GIL held.
+    """
+    if pa.types.is_list(kind):
+        # Almost always all None; the rare column of loss runs may cost what it costs.
+        return pa.nulls(len(values), kind) if not any(values) else pa.array(values, kind)
+    if pa.types.is_integer(kind):
+        numbers = np.array(values, kind.to_pandas_dtype())
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
+    encoded = [value.encode() for value in values] if pa.types.is_string(kind) else values
+    joined = pa.py_buffer(b"".join(encoded))
+    if pa.types.is_fixed_size_binary(kind):
+        return pa.Array.from_buffers(kind, len(values), [None, joined])
+    borders = np.zeros(len(values) + 1, np.int32)
+    np.cumsum([len(value) for value in encoded], out=borders[1:])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(borders), joined])
+
+
 def _write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
     """Named by content, so that doing a unit again after a kill writes the same file."""
-    name = strong_hash(payload.view(np.uint8).data).hex()[:32]
+    name = token_hash(payload).hex()
     blocks = block_checksums(payload).tobytes()
     with fs.atomic_file(store / SEGMENTS / f"{name}.tokens") as file:
         file.write(payload)

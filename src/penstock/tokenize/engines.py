@@ -94,15 +94,16 @@ class EngineChoice:
     build: type[GigatokenEngine] | type[ReferenceEngine]
 
 
-def choose_engine(spec: TokenizerSpec) -> EngineChoice:
-    """gigatoken if it agrees with `tokenizers` on the torture text, else `tokenizers`.
+def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
+    """gigatoken if it agrees with `tokenizers` on the torture text, else `tokenizers`; and the engine, ready to use.
 
     Raises:
         TokenizerError: the vocabulary can't be loaded at all, or lets text reach a control token.
     """
+    texts = torture_texts(spec)
     try:
         reference = ReferenceEngine(spec)
-        expected = reference.encode(torture_texts(spec))
+        expected = reference.encode(texts)
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:  # it raises bare Exception, or panics, over whatever it can't use
@@ -110,18 +111,20 @@ def choose_engine(spec: TokenizerSpec) -> EngineChoice:
             f"the tokenizer can't be loaded: {error}", hint="check it with tokenizers.Tokenizer.from_file"
         ) from error
     _refuse_reachable_controls(spec, expected)
-    problem = _gigatoken_problem(spec, expected)
-    if problem is None:
-        reason = f"agrees with tokenizers on {len(torture_texts(spec))} torture texts"
-        return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine)
-    return EngineChoice(name="tokenizers", reason=problem, build=ReferenceEngine)
+    checked = _checked_gigatoken(spec, texts, expected)
+    if isinstance(checked, str):
+        return EngineChoice(name="tokenizers", reason=checked, build=ReferenceEngine), reference
+    reason = f"agrees with tokenizers on {len(texts)} torture texts"
+    return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine), checked
 
 
-def _gigatoken_problem(spec: TokenizerSpec, expected: Encoded) -> str | None:
+def _checked_gigatoken(spec: TokenizerSpec, texts: Sequence[bytes], expected: Encoded) -> GigatokenEngine | str:
+    """gigatoken, or why it can't be used."""
     if spec.is_unsplit_byte_level:
         return "gigatoken splits text where ByteLevel.use_regex=false says not to"
     try:
-        ids, offsets = GigatokenEngine(spec).encode(torture_texts(spec))
+        engine = GigatokenEngine(spec)
+        ids, offsets = engine.encode(texts)
     except ImportError:
         return "gigatoken isn't installed"
     except (KeyboardInterrupt, SystemExit):
@@ -129,7 +132,7 @@ def _gigatoken_problem(spec: TokenizerSpec, expected: Encoded) -> str | None:
     except BaseException as error:  # noqa: BLE001  a refusal of any kind means the other engine; panics are no Exception
         return f"gigatoken refuses this tokenizer: {error}"
     if np.array_equal(offsets, expected[1]) and np.array_equal(ids, expected[0]):
-        return None
+        return engine
     differing = int(np.argmax(offsets != expected[1])) - 1 if not np.array_equal(offsets, expected[1]) else 0
     return f"gigatoken differs from tokenizers on torture text {max(differing, 0)}"
 

@@ -41,6 +41,7 @@ class Tokenizer:
         self.spec = spec
         self.origin = origin
         self._engine_choice = engine
+        self._checked_engine: Engine | None = None
         self._threads = threading.local()
         self._choosing = threading.Lock()
 
@@ -55,7 +56,7 @@ class Tokenizer:
         """The engine in use and the reason; the first call runs the self-check."""
         with self._choosing:
             if self._engine_choice is None:
-                self._engine_choice = choose_engine(self.spec)
+                self._engine_choice, self._checked_engine = choose_engine(self.spec)
             return self._engine_choice
 
     @property
@@ -144,7 +145,10 @@ class Tokenizer:
     def _thread_engine(self) -> Engine:
         engine: Engine | None = getattr(self._threads, "engine", None)
         if engine is None:
-            engine = self._threads.engine = self.engine.build(self.spec)
+            choice = self.engine
+            with self._choosing:  # the engine of the self-check serves the first thread that comes
+                engine, self._checked_engine = self._checked_engine, None
+            engine = self._threads.engine = engine or choice.build(self.spec)
         return engine
 
     def _check(self, ids: npt.NDArray[np.uint32]) -> None:
