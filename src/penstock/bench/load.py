@@ -28,7 +28,7 @@ SMALLEST_STORE_MILLIONS = 50.0
 PASSES = 4
 # Of those that take many seconds a pass: one first, one later.
 SLOW_PASSES = 2
-PREFETCH_BATCHES = 8
+PREFETCH_BATCHES = None  # the loader's own choice
 
 WIRE_THREAD = "penstock, wire batches, filled ahead by a thread"
 WIRE_DEMAND = "penstock, wire batches, filled on demand"
@@ -130,7 +130,7 @@ def _shape(options: Options, data: _Data) -> dict[str, Any]:
 def _own_subjects(options: Options, data: _Data) -> list[Subject]:
     common = {**_shape(options, data), "store": data.store}
 
-    def subject(name: str, task: str, prefetch_batches: int, **settings: Any) -> Subject:
+    def subject(name: str, task: str, prefetch_batches: int | None, **settings: Any) -> Subject:
         settings = {**common, "prefetch_batches": prefetch_batches, **settings}
         return Subject(name=name, role=Role.OURS, task=f"loading:{task}", settings=settings)
 

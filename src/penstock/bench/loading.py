@@ -75,7 +75,7 @@ def describe_rows(*, store: str, seq_len: int) -> dict[str, Any]:
 
 
 def load_wire(
-    *, store: str, seq_len: int, batch_size: int, num_batches: int, passes: int, prefetch_batches: int
+    *, store: str, seq_len: int, batch_size: int, num_batches: int, passes: int, prefetch_batches: int | None
 ) -> dict[str, Any]:
     """`penstock.load.Loader`: tokens in store width, loss mask, cu_seqlens, in reusable buffers."""
     with Loader(_plan(store, seq_len), batch_rows=batch_size, prefetch_batches=prefetch_batches) as loader:
@@ -83,7 +83,14 @@ def load_wire(
 
 
 def load_torch(
-    *, store: str, seq_len: int, batch_size: int, num_batches: int, passes: int, prefetch_batches: int, everything: bool
+    *,
+    store: str,
+    seq_len: int,
+    batch_size: int,
+    num_batches: int,
+    passes: int,
+    prefetch_batches: int | None,
+    everything: bool,
 ) -> dict[str, Any]:
     """`penstock.load.torch.TorchLoader`: int64 tokens; with `everything`, labels and document ids too."""
     from penstock.load.torch import TorchLoader
