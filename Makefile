@@ -6,7 +6,7 @@ DEMO_OUT ?= runs/demo
 DEMO_ARGS ?=
 READY := $(VENV)/.ready
 PEERS := $(VENV)/.peers
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --constraint constraints.txt
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet --constraint constraints.txt
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test check format bench torture clean

@@ -133,3 +133,10 @@ def test_configs_need_no_torch() -> None:
     code = "import sys, penstock.train; penstock.train.load_config(None, []); print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
+
+
+def test_every_setting_is_in_the_docs():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "configuration.md").read_text()
+    names = [name for name in TrainConfig.model_fields if name != "model"]
+    names += [f"model.{name}" for name in ModelConfig.model_fields]
+    assert [name for name in names if f"`{name}`" not in text] == []
