@@ -7,10 +7,15 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from penstock.sources import FileOptions, sources_from_inputs
 from penstock.store import PrepareOptions, Store, open_store, prepare
 from penstock.tokenize import Tokenizer, TokenizerSpec, train_tokenizer
+
+# Cores are shared, with other tests and on CI with whatever else: how long an example took says nothing about the code.
+settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("shared cores")
 
 SHARED_TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "tokenizers"
 
