@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from penstock.sources import FileOptions, sources_from_inputs
-from penstock.store import PrepareOptions, Store, open_store, prepare
-from penstock.tokenize import Tokenizer, TokenizerSpec, train_tokenizer
+from penstock.store import PrepareOptions, open_store, prepare
+from penstock.tokenize import Tokenizer, train_tokenizer
 
 # Cores are shared, with other tests and on CI with whatever else: how long an example took says nothing about the code.
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -77,6 +77,3 @@ def shared_tokenizers() -> Path:
     if not SHARED_TOKENIZERS.is_dir():
         pytest.skip("the real vocabularies of ../shared/data/tokenizers are not here")
     return SHARED_TOKENIZERS
-
-
-__all__ = ["Store", "TokenizerSpec", "write_corpus"]

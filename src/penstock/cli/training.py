@@ -198,7 +198,7 @@ def _train(
         result = train_model(
             config, store, folder, log, resume=resume, on_progress=_shows(bar, config.steps, verbose=verbose)
         )
-        detail.update({"tokens": result.tokens, "steps": result.steps, "parameters": result.parameters})
+        detail.update({name: getattr(result, name) for name in ("tokens", "steps", "parameters", "train_rows")})
     log.append("end", status=result.status, message="")
     return result
 

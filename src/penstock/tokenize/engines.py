@@ -2,7 +2,7 @@
 
 `encode(list of UTF-8 bytes) -> (flat uint32 ids, int64 offsets)`. gigatoken is 50-300 times faster; `tokenizers` is the
 reference. gigatoken is used when it loads the vocabulary and agrees with the reference on a fixed torture text, checked
-at every start (under a second); otherwise `tokenizers` is, and the reason is recorded.
+at every start (0.6 s for 50,000 ids, seconds for 200,000); otherwise `tokenizers` is, and the reason is recorded.
 """
 
 from __future__ import annotations

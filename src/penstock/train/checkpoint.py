@@ -20,7 +20,6 @@ import json
 import mmap
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -108,7 +107,7 @@ def save_checkpoint(
     """Writes one checkpoint and reads it back. An `OSError` or `DiskError` leaves the older ones as they were."""
     final = run_folder / CHECKPOINTS_NAME / f"step-{step:08d}"
     fs.make_folder(final.parent)
-    temporary = final.with_name(f"{final.name}{fs.TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
+    temporary = fs.temporary_path(final)
     try:
         fs.make_folder(temporary)
         files = {
