@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from penstock.sources import FileOptions, sources_from_inputs
+from penstock.sources import sources_from_inputs
 from penstock.store import PrepareOptions, open_store, prepare
 from penstock.tokenize import Tokenizer, train_tokenizer
 
@@ -61,7 +61,7 @@ def tokenizer_file(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactor
 def store_path(corpus: Path, tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A store of the corpus with several segments; tests that change it copy it first."""
     out = tmp_path_factory.mktemp("store") / "store"
-    sources = sources_from_inputs([str(corpus)], options=FileOptions())
+    sources = sources_from_inputs([str(corpus)])
     prepare(sources, out, tokenizer=tokenizer, options=PrepareOptions(unit_bytes=40_000))
     return out
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import STANDARD_LIBRARY, FileOptions, sources_from_inputs
+from penstock.sources import STANDARD_LIBRARY, FileOptions, InputOptions, sources_from_inputs
 
 
 def names(*words: str) -> list[str]:
-    return [source.name for source in sources_from_inputs(words, options=FileOptions())]
+    return [source.name for source in sources_from_inputs(words)]
 
 
 def keys(word: str, options: FileOptions | None = None) -> list[bytes]:
-    (source,) = sources_from_inputs([word], options=options or FileOptions())
+    (source,) = sources_from_inputs([word], options=InputOptions(files=options or FileOptions()))
     return [document.key for unit in source.units(1 << 20) for document in source.read(unit).documents]
 
 
@@ -118,19 +118,19 @@ def test_a_folder_whose_name_is_no_utf8_can_be_read(tree: Path):
 
 def test_a_fifo_given_as_input_is_counted_and_nothing_hangs(tree: Path):
     os.mkfifo(tree / "fifo")
-    (source,) = sources_from_inputs([str(tree / "fifo")], options=FileOptions())
+    (source,) = sources_from_inputs([str(tree / "fifo")])
     (unit,) = source.units(1)
     assert (unit.items, unit.skips.counts) == ((), {"special": 1})
 
 
 def test_devices_are_never_read():
-    (source,) = sources_from_inputs(["/dev/zero"], options=FileOptions())
+    (source,) = sources_from_inputs(["/dev/zero"])
     (unit,) = source.units(1)
     assert (unit.items, unit.skips.counts) == ((), {"special": 1})
 
 
 def test_the_standard_library_is_python_source_without_installed_packages():
-    (source,) = sources_from_inputs([STANDARD_LIBRARY], options=FileOptions())
+    (source,) = sources_from_inputs([STANDARD_LIBRARY])
     units = list(source.units(64 << 20))
     paths = [item.path for unit in units for item in unit.items]
     assert b"json/decoder.py" in paths

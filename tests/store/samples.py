@@ -111,6 +111,9 @@ class MemorySource:
         chosen = [document for document in unit.items if wanted is None or wanted(document.key)]
         return UnitText(documents=chosen, skips=SkipTally())
 
+    def close(self) -> None:
+        pass
+
 
 def document(key: str, *parts: Part | bytes, group: str | None = None) -> Document:
     """A document of parts; bytes are a text part with loss."""

@@ -8,7 +8,6 @@ import pytest
 
 from penstock.errors import ConfigError, InputError, NotAStoreError, StoreError
 from penstock.sources import FilesSource, sources_from_inputs
-from penstock.sources.files import FileOptions
 from penstock.store import (
     document_origin,
     document_text,
@@ -106,7 +105,7 @@ def test_excluded_documents_say_so(built):
 
 
 def test_a_source_that_is_one_file(scratch, corpus):
-    [source] = sources_from_inputs([str(corpus / "part0" / "3.txt")], options=FileOptions())
+    [source] = sources_from_inputs([str(corpus / "part0" / "3.txt")])
     build(scratch / "store", source)
     with open_store(scratch / "store") as store:
         origin = document_origin(store, 0)

@@ -31,13 +31,13 @@ VOCABULARY_SAMPLE_BYTES = 48 * 2**20
 def corpus_sources(inputs: Sequence[str]) -> list[Source]:
     """The sources of the corpus."""
     if inputs:
-        return sources_from_inputs(inputs, options=FileOptions())
+        return sources_from_inputs(inputs)
     packages = FilesSource(
         name="site-packages",
         root=sysconfig.get_path("purelib"),
         options=FileOptions(vendored=True, include=INCLUDED),
     )
-    return [packages, *sources_from_inputs([STANDARD_LIBRARY], options=FileOptions())]
+    return [packages, *sources_from_inputs([STANDARD_LIBRARY])]
 
 
 def corpus_documents(inputs: Sequence[str]) -> list[bytes]:

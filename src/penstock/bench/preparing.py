@@ -46,8 +46,11 @@ class _TimedSource:
         started = time.perf_counter()
         text = self._source.read(unit, wanted=wanted)
         self.read_seconds += time.perf_counter() - started
-        self.document_bytes += sum(document.byte_end - document.byte_start for document in text.documents)
+        self.document_bytes += sum(document.num_bytes for document in text.documents)
         return text
+
+    def close(self) -> None:
+        self._source.close()
 
 
 def prepare_store(

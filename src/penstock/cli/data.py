@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,6 +48,17 @@ def prepare(
         bool, typer.Option("--vendored", help="Take node_modules, vendor, site-packages… too.")
     ] = False,
     max_file_bytes: Annotated[int, typer.Option(help="Larger files are left out.")] = 16 * 2**20,
+    text_field: Annotated[str | None, typer.Option(help="Column of text in a table. Default: found by name.")] = None,
+    id_field: Annotated[str | None, typer.Option(help="Column that names a row. Default: the row's number.")] = None,
+    group_field: Annotated[
+        str | None, typer.Option(help="Column by which rows stay in one split. Default: each row on its own.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="A broken row ends the run instead of being counted.")
+    ] = False,
+    network: Annotated[
+        bool, typer.Option("--network", help="Allow downloads. Without it, no socket is opened.")
+    ] = False,
     dedup: Annotated[str, typer.Option(help="exact or off. Copies across splits always go.")] = "exact",
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
     workers: Annotated[int | None, typer.Option(help="Encoder threads. Default: the cores.", min=1)] = None,
@@ -68,7 +80,7 @@ def prepare(
     tokenised, and a new version is committed.
     """
     from penstock.hardware import default_workers, probe
-    from penstock.sources import FileOptions, sources_from_inputs
+    from penstock.sources import FileOptions, InputOptions, TableOptions, sources_from_inputs
     from penstock.store import PrepareOptions
     from penstock.store import prepare as prepare_store
     from penstock.tokenize import load_tokenizer
@@ -80,7 +92,12 @@ def prepare(
         hidden=hidden,
         vendored=vendored,
     )
-    sources = sources_from_inputs(inputs, options=file_options)
+    input_options = InputOptions(
+        files=file_options,
+        tables=TableOptions(text_field=text_field, id_field=id_field, group_field=group_field, strict=strict),
+        network=network,
+    )
+    sources = sources_from_inputs(inputs, options=input_options)
     loaded = load_tokenizer(tokenizer, end_token=end_token) if tokenizer else None
     options = PrepareOptions(
         split=split,
@@ -91,7 +108,10 @@ def prepare(
         vocab_size=vocab_size,
         break_lock=break_lock,
     )
-    with progress_bar("preparing") as bar:
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            stack.callback(source.close)
+        bar = stack.enter_context(progress_bar("preparing"))
         result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar)
     facts = prepare_facts(result)
     if json_output:

@@ -164,12 +164,12 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
 
 def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) -> None:
     from penstock.hardware import default_workers, probe
-    from penstock.sources import FileOptions, sources_from_inputs
+    from penstock.sources import sources_from_inputs
     from penstock.store import PrepareOptions, prepare
     from penstock.tokenize import load_tokenizer
 
     with log.phase("prepare") as detail, progress_bar("preparing") as bar:
-        sources = sources_from_inputs(words, options=FileOptions())
+        sources = sources_from_inputs(words)
         loaded = load_tokenizer(tokenizer) if tokenizer else None
         options = PrepareOptions(workers=default_workers(probe()))
         result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)

@@ -2,19 +2,25 @@
 
 from penstock.sources.document import Document, Part, PartKind, SkipTally, printable
 from penstock.sources.files import FileOptions, FilesSource
-from penstock.sources.inputs import STANDARD_LIBRARY, sources_from_inputs
+from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
+from penstock.sources.rows import BadRowError, RowRenderer
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
+from penstock.sources.tables import TableOptions
 
 __all__ = [
     "DEFAULT_UNIT_BYTES",
     "STANDARD_LIBRARY",
+    "BadRowError",
     "Document",
     "FileOptions",
     "FilesSource",
+    "InputOptions",
     "Part",
     "PartKind",
+    "RowRenderer",
     "SkipTally",
     "Source",
+    "TableOptions",
     "Unit",
     "UnitText",
     "printable",

@@ -44,8 +44,13 @@ class Document:
         path: where it was read, relative to the source's root; raw bytes, because file names are.
         byte_start: first byte of the document in that file.
         byte_end: one past the last byte.
-        language: by file ending; empty where unknown.
         parts: the content.
+        language: by file ending; empty where unknown.
+        facts: what else the source knows (a row's other columns, a commit's hash and time) as one JSON object, made by
+            `hashing.canonical_json`; empty where there is nothing. For people and queries: no part of any digest.
+        exact: whether the content is those very bytes of the file, neither unescaped nor rendered.
+        framed: whether the parts spell their own beginning and end (a chat template does); then no begin token is put
+            before them, and an end token after them only where they don't end with it.
     """
 
     key: bytes
@@ -55,11 +60,20 @@ class Document:
     byte_end: int
     parts: tuple[Part, ...]
     language: str = ""
+    facts: str = ""
+    exact: bool = True
+    framed: bool = False
 
     @property
     def is_plain(self) -> bool:
         """Whether the document is one text part that carries loss throughout."""
-        return len(self.parts) == 1 and self.parts[0].kind is PartKind.TEXT and self.parts[0].loss
+        parts = self.parts
+        return len(parts) == 1 and parts[0].kind is PartKind.TEXT and parts[0].loss and not self.framed
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the content."""
+        return sum(len(part.data) for part in self.parts)
 
 
 @dataclass(slots=True)

@@ -118,6 +118,9 @@ class FilesSource:
                     self._add_file(text, key, item.path, self._read_file(folder, item.path))
         return text
 
+    def close(self) -> None:
+        """Nothing stays open between units."""
+
     def _add_file(self, text: UnitText, key: bytes, path: bytes, data: bytes | None) -> None:
         """Adds a file as a document, or to the tally."""
         if data is None:

@@ -12,19 +12,39 @@ import os
 import re
 import sysconfig
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import InputError
 from penstock.sources.files import FileOptions, FilesSource
+from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
+from penstock.sources.tables import TableOptions
 
-__all__ = ["STANDARD_LIBRARY", "sources_from_inputs"]
+__all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
 STANDARD_LIBRARY = "stdlib:"
 LATER_SCHEMES = ("git", "hf")
 
 
-def sources_from_inputs(inputs: Sequence[str], *, options: FileOptions) -> list[Source]:
+@dataclass(frozen=True, kw_only=True)
+class InputOptions:
+    """How inputs of each kind are read.
+
+    Attributes:
+        files: of folders and files.
+        tables: of tables.
+        renderer: makes documents of rows; None: a column of text, found or named.
+        network: whether the network may be used at all.
+    """
+
+    files: FileOptions = field(default_factory=FileOptions)
+    tables: TableOptions = field(default_factory=TableOptions)
+    renderer: RowRenderer | None = None
+    network: bool = False
+
+
+def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None = None) -> list[Source]:
     """The sources that the inputs name, in the order given.
 
     Raises:
@@ -32,6 +52,7 @@ def sources_from_inputs(inputs: Sequence[str], *, options: FileOptions) -> list[
     """
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
+    options = options or InputOptions()
     sources: list[Source] = []
     for word in inputs:
         source = _source(word, options)
@@ -44,9 +65,9 @@ def sources_from_inputs(inputs: Sequence[str], *, options: FileOptions) -> list[
     return sources
 
 
-def _source(word: str, options: FileOptions) -> Source:
+def _source(word: str, options: InputOptions) -> Source:
     if word == STANDARD_LIBRARY:
-        return _standard_library(options)
+        return _standard_library(options.files)
     scheme = re.match(r"([a-z]{2,}):", word)
     if scheme and not os.path.lexists(word):
         known = "it is planned, not built yet" if scheme[1] in LATER_SCHEMES else "no such kind of input"
@@ -58,7 +79,7 @@ def _source(word: str, options: FileOptions) -> Source:
         raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
     # A link given by name is meant; links found inside are not followed.
     root = os.path.realpath(path)
-    return FilesSource(name=_checked_name(name or os.path.basename(root) or "root"), root=root, options=options)
+    return FilesSource(name=_checked_name(name or os.path.basename(root) or "root"), root=root, options=options.files)
 
 
 def _checked_name(name: str) -> str:

@@ -48,7 +48,13 @@ class UnitText:
 
 
 class Source(Protocol):
-    """Anything that can be prepared."""
+    """Anything that can be prepared.
+
+    A source is data: it can be pickled or copied into a worker process, and holds no open file or process between its
+    making and its first `units` or `read`. What `read` keeps open from one unit to the next (a stream that can't be
+    entered in the middle, `git cat-file`) belongs to the process that opened it; `close` gives it back. Workers read
+    different units of one source, each in ascending order.
+    """
 
     @property
     def name(self) -> str:
@@ -66,3 +72,6 @@ class Source(Protocol):
 
     def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
         """The documents of a unit, in canonical order; with `wanted`, only those whose key it accepts."""
+
+    def close(self) -> None:
+        """Gives back what was opened or made on the disk; harmless when there is nothing, or twice."""

@@ -182,7 +182,7 @@ def _counts(
 ) -> dict[str, Any]:
     kept = arrays["reason"] == KEPT
     length = arrays["length"].astype(np.uint64)
-    size = _numbers(provenance, "byte_end") - _numbers(provenance, "byte_start")
+    size = _numbers(provenance, "text_bytes")
     skipped: dict[str, int] = {}
     for record in records:
         for reason, count in record.skips.counts.items():

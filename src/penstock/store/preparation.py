@@ -244,7 +244,10 @@ class _Job:
             "path": [document.path for document in documents],
             "byte_start": [document.byte_start for document in documents],
             "byte_end": [document.byte_end for document in documents],
+            "text_bytes": [document.num_bytes for document in documents],
+            "exact": [document.exact for document in documents],
             "language": [document.language for document in documents],
+            "facts": [document.facts for document in documents],
             "content_hash": contents,
             "token_hash": [place[3] for place in places],
             "segment": [place[0] for place in places],
@@ -393,7 +396,7 @@ def encode_documents(
     Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
     width also makes room for the begin and end tokens, so each token is written once.
     """
-    room = _Room(sum(document.byte_end - document.byte_start for document in documents), tokenizer.dtype)
+    room = _Room(sum(document.num_bytes for document in documents), tokenizer.dtype)
     begin, end = np.array(tokenizer.spec.begin_ids, tokenizer.dtype), tokenizer.end_id
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
@@ -444,7 +447,7 @@ def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
     size = 0
     for document in documents:
         batch.append(document)
-        size += document.byte_end - document.byte_start
+        size += document.num_bytes
         if size >= ENCODE_BATCH_BYTES:
             yield batch
             batch, size = [], 0

@@ -1,11 +1,13 @@
 """From a token, a document or a stretch of tokens back to the file and bytes it came from.
 
 Token numbers count the kept documents in canonical order, of one split or of all. For byte-level vocabularies a token's
-bytes are the file's bytes (`exact`); otherwise the document's whole range is given with `exact: false`.
+bytes are the file's bytes (`exact`); otherwise, and where the document was unescaped or rendered, its whole range is
+given with `exact: false`.
 """
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,7 +33,10 @@ class DocumentOrigin:
     file: str
     byte_start: int
     byte_end: int
+    exact: bool
+    text_bytes: int
     language: str
+    facts: dict[str, Any]
     split: str
     status: str
     tokens: int
@@ -67,7 +72,10 @@ def document_origin(store: Store, document: int) -> DocumentOrigin:
         file=_file(source["location"], row["path"]),
         byte_start=row["byte_start"],
         byte_end=row["byte_end"],
+        exact=bool(row["exact"]),
+        text_bytes=row["text_bytes"],
         language=row["language"],
+        facts=json.loads(row["facts"] or "{}"),
         split=store.manifest.splits[int(store.arrays["split"][document])],
         status=REASONS[int(store.arrays["reason"][document])],
         tokens=int(store.arrays["length"][document]),
@@ -112,7 +120,7 @@ def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[
 
 
 def _byte_range(tokenizer: Tokenizer, tokens: Any, within: int, origin: DocumentOrigin) -> tuple[int, int, bool]:
-    if not tokenizer.spec.keeps_bytes:
+    if not (tokenizer.spec.keeps_bytes and origin.exact):
         return origin.byte_start, origin.byte_end, False
     lengths = tokenizer.token_byte_lengths()[tokens].astype(np.int64)
     start = origin.byte_start + int(lengths[:within].sum())

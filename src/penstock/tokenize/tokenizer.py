@@ -91,8 +91,9 @@ class Tokenizer:
 
     def encode_document(self, document: Document) -> tuple[npt.NDArray[np.uint32], LossRuns | None]:
         """Ids of one document of parts, begin and end tokens included, and the runs that carry loss (None: all)."""
-        ids: list[npt.NDArray[np.uint32]] = [np.array(self.spec.begin_ids, np.uint32)]
-        loss: list[npt.NDArray[np.bool_]] = [np.zeros(len(self.spec.begin_ids), np.bool_)]
+        begin = () if document.framed else self.spec.begin_ids
+        ids: list[npt.NDArray[np.uint32]] = [np.array(begin, np.uint32)]
+        loss: list[npt.NDArray[np.bool_]] = [np.zeros(len(begin), np.bool_)]
         run: list[Part] = []
         for part in document.parts:
             if part.kind is PartKind.TEXT:
@@ -103,10 +104,12 @@ class Tokenizer:
             ids.append(np.array([self._control_id(part.data)], np.uint32))
             loss.append(np.array([part.loss]))
         self._append_run(run, ids, loss)
-        ids.append(np.array([self.end_id], np.uint32))
-        loss.append(np.ones(1, np.bool_))  # when to stop is always learnt
+        if not (document.framed and _ends_with(ids, self.end_id)):
+            ids.append(np.array([self.end_id], np.uint32))
+            loss.append(np.ones(1, np.bool_))
+        loss[-1][-1] = True  # when to stop is always learnt
         carries = np.concatenate(loss)
-        everything = bool(carries[len(self.spec.begin_ids) :].all())
+        everything = bool(carries[len(begin) :].all())
         return np.concatenate(ids), None if everything else _runs(carries)
 
     def decode(self, ids: npt.ArrayLike) -> str:
@@ -190,6 +193,10 @@ class Tokenizer:
         part_ends = np.cumsum([len(part.data) for part in run])
         carries = np.array([part.loss for part in run])
         loss.append(carries[np.searchsorted(part_ends, first_byte, side="right")])
+
+
+def _ends_with(ids: list[npt.NDArray[np.uint32]], end_id: int) -> bool:
+    return bool(ids[-1].size) and int(ids[-1][-1]) == end_id
 
 
 def _runs(carries: npt.NDArray[np.bool_]) -> LossRuns:
