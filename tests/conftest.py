@@ -17,6 +17,9 @@ from penstock.tokenize import Tokenizer, train_tokenizer
 settings.register_profile("shared cores", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("shared cores")
 
+# The user's own cache is none of the tests' business; the tests of the cache name a folder of their own.
+os.environ["PENSTOCK_CACHE"] = "off"
+
 SHARED_TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "tokenizers"
 
 

@@ -1,8 +1,9 @@
 """The two programs that turn text into ids, behind one call, and the choice between them.
 
 `encode(list of UTF-8 bytes) -> (flat uint32 ids, int64 offsets)`. gigatoken is 50-300 times faster; `tokenizers` is the
-reference. gigatoken is used when it loads the vocabulary and agrees with the reference on a fixed torture text, checked
-at every start (0.6 s for 50,000 ids, seconds for 200,000); otherwise `tokenizers` is, and the reason is recorded.
+reference. gigatoken is used when it loads the vocabulary and agrees with the reference on a fixed torture text (0.6 s
+for 50,000 ids, seconds for 200,000; once passed on this machine it isn't repeated, see `verdicts`); otherwise
+`tokenizers` is, and the reason is recorded.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.errors import TokenizerError
 from penstock.tokenize.specification import TokenizerSpec
+from penstock.tokenize.verdicts import date_of_passed_check, keep_passed_check, verdict_name
 
 __all__ = ["Encoded", "Engine", "EngineChoice", "GigatokenEngine", "ReferenceEngine", "choose_engine"]
 
@@ -101,6 +103,10 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
         TokenizerError: the vocabulary can't be loaded at all, or lets text reach a control token.
     """
     texts = torture_texts(spec)
+    verdict = verdict_name(spec.digest, texts, engine_versions())
+    passed_before = _gigatoken_passed_before(spec, verdict)
+    if passed_before is not None:
+        return passed_before
     try:
         reference = ReferenceEngine(spec)
         expected = reference.encode(texts)
@@ -114,8 +120,23 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
     checked = _checked_gigatoken(spec, texts, expected)
     if isinstance(checked, str):
         return EngineChoice(name="tokenizers", reason=checked, build=ReferenceEngine), reference
+    keep_passed_check(verdict)
     reason = f"agrees with tokenizers on {len(texts)} torture texts"
     return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine), checked
+
+
+def _gigatoken_passed_before(spec: TokenizerSpec, verdict: str) -> tuple[EngineChoice, Engine] | None:
+    date = date_of_passed_check(verdict)
+    if date is None:
+        return None
+    try:
+        engine = GigatokenEngine(spec)
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # noqa: BLE001  it loaded when it was checked; the full check finds out what is wrong now
+        return None
+    reason = f"agrees with tokenizers on the torture texts, checked on {date}"
+    return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine), engine
 
 
 def _checked_gigatoken(spec: TokenizerSpec, texts: Sequence[bytes], expected: Encoded) -> GigatokenEngine | str:
