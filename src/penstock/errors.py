@@ -12,6 +12,7 @@
     ├── ConfigError           a setting that is unknown, malformed or impossible here
     ├── TrainingError         a run that can't go on
     ├── DiskError             the operating system refused a file operation
+    ├── WorkerDiedError       a worker process was killed
     └── MissingExtraError     an optional package that isn't installed
 
 An error is two lines: what happened with the value met and the value expected, then the way out (`hint`).
@@ -39,6 +40,7 @@ __all__ = [
     "StoreError",
     "TokenizerError",
     "TrainingError",
+    "WorkerDiedError",
     "nearest_first",
 ]
 
@@ -100,6 +102,10 @@ class ConfigError(PenstockError):
 
 class TrainingError(PenstockError):
     """A training run can't go on."""
+
+
+class WorkerDiedError(PenstockError):
+    """A worker process ended without saying why."""
 
 
 class MissingExtraError(PenstockError):

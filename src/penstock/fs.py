@@ -22,6 +22,7 @@ import secrets
 import shutil
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -360,10 +361,10 @@ def _this_process() -> dict[str, Any]:
     }
 
 
-def _process_start_ticks() -> int:
-    """Kernel ticks at which this process started: tells a reused pid from the old one (0 where unknown)."""
+def _process_start_ticks(pid: int | None = None) -> int:
+    """Kernel ticks at which a process (this one) started: tells a reused pid from the old one (0 where unknown)."""
     try:
-        return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return int(Path(f"/proc/{pid or 'self'}/stat").read_text().rpartition(")")[2].split()[19])
     except OSError:
         return 0
 
@@ -374,9 +375,11 @@ class FolderLock:
     The lock is the kernel's (flock), so the death of its holder frees it. The file says who holds it, for messages,
     and is removed at release. What a dead holder left is taken over when it ran under this kernel (a container started
     anew has another host name but the same boot id) or on this host; a file of another host is refused, because not
-    every network file system carries kernel locks between hosts. A forked child shares the lock: start worker
-    processes with spawn or forkserver, or a killed holder's orphans keep it.
+    every network file system carries kernel locks between hosts. A forked worker shares the lock and dies with its
+    holder, a moment later: whoever finds the lock held by a dead process waits for that moment.
     """
+
+    _ORPHANS_SECONDS = 5.0
 
     def __init__(self, path: Path, *, break_lock: bool = False) -> None:
         self._path = path
@@ -414,7 +417,7 @@ class FolderLock:
             with _operation("create", self._path):
                 descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
             try:
-                self._lock(descriptor)
+                self._lock(descriptor, patience=self._ORPHANS_SECONDS)
                 if self._is_current(descriptor):
                     return descriptor
             except BaseException:
@@ -422,13 +425,19 @@ class FolderLock:
                 raise
             os.close(descriptor)  # the holder released and removed the file between our open and our lock
 
-    def _lock(self, descriptor: int) -> None:
-        try:
-            with _operation("lock", self._path):
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except (BlockingIOError, PermissionError):  # which of them depends on the system
-            holder = self._holder(descriptor)
-            raise self._busy(holder, hint="wait for it to end, or stop it, and run the command again") from None
+    def _lock(self, descriptor: int, *, patience: float) -> None:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                with _operation("lock", self._path):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # which of them depends on the system
+                holder = self._holder(descriptor)
+                if _is_dead(holder) and time.monotonic() < deadline:
+                    time.sleep(0.01)
+                    continue
+                raise self._busy(holder, hint="wait for it to end, or stop it, and run the command again") from None
+            return
 
     def _write_holder(self, descriptor: int) -> None:
         try:
@@ -465,6 +474,14 @@ class FolderLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+def _is_dead(holder: dict[str, Any]) -> bool:
+    """Whether `holder` ran under this kernel and is gone; another process may have its number by now."""
+    here, pid = _this_process(), holder.get("pid")
+    if not isinstance(pid, int) or not here["boot_id"] or holder.get("boot_id") != here["boot_id"]:
+        return False
+    return _process_start_ticks(pid) != holder.get("started")
 
 
 def _ran_here(holder: dict[str, Any]) -> bool:

@@ -164,21 +164,26 @@ def test_a_full_disk_is_one_error_and_the_rerun_goes_on(corpus, tokenizer_file, 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_path, number, code):
-    """The process signals itself in the middle of its work, so that no clock is involved."""
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_path, number, code, workers):
+    """The process, or one of its workers, signals it in the middle of the work, so that no clock is involved."""
     driver = (
         "import os, sys, penstock.fs as fs\n"
-        "count = 0\n"
+        "count, main_process = 0, os.getpid()\n"
         "def interrupt(operation, path):\n"
         "    global count\n"
         "    count += 1\n"
-        f"    if count == 30: os.kill(os.getpid(), {int(number)})\n"
+        "    if count == 20:\n"
+        "        try: os.mkdir(sys.argv.pop())\n"
+        "        except FileExistsError: return\n"
+        f"        os.kill(main_process, {int(number)})\n"
         "fs.before_operation = interrupt\n"
         "from penstock.cli import main\n"
-        "main(sys.argv[1:])\n"
+        "main(sys.argv[1:-1])\n"
     )
     words = ["prepare", corpus, "--out", tmp_path / "s", "--tokenizer", tokenizer_file, "--unit-bytes", "10000"]
-    command = [sys.executable, "-c", driver, *map(str, words)]
+    words += ["--workers", workers]
+    command = [sys.executable, "-c", driver, *map(str, words), str(tmp_path / "signalled")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
     assert "run the same command again" in done.stderr

@@ -93,10 +93,11 @@ def progress_bar(label: str, *, unit: str = "bytes") -> Iterator[ProgressBar]:
         TimeRemainingColumn(),
         TextColumn("{task.fields[detail]}"),
     ]
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         task = progress.add_task(label, total=None, detail="")
 
         def move(done: int, total: int, detail: str = "") -> None:
-            progress.update(task, completed=done, total=total, detail=detail)
+            # Drawn when there is news, not by a thread: `prepare` forks its workers only where there is no other thread.
+            progress.update(task, completed=done, total=total, detail=detail, refresh=True)
 
         yield move

@@ -71,9 +71,14 @@ class Document:
         return len(parts) == 1 and parts[0].kind is PartKind.TEXT and parts[0].loss and not self.framed
 
     @property
+    def content(self) -> bytes:
+        """All parts joined; of a plain document, its one part itself."""
+        return self.parts[0].data if len(self.parts) == 1 else b"".join([part.data for part in self.parts])
+
+    @property
     def num_bytes(self) -> int:
         """Size of the content."""
-        return sum(len(part.data) for part in self.parts)
+        return len(self.parts[0].data) if len(self.parts) == 1 else sum([len(part.data) for part in self.parts])
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@
 A pure function of input bytes, tokenizer and options: units, workers, kills and reruns leave no trace in the digest.
 Units that an earlier, killed run finished are taken over; documents that an earlier version holds are not encoded again
 (same content, same tokenizer). The manifest is the commit; before it, readers see the old version and nothing else.
-Memory: `workers + 3` units in flight (about 4 times the unit size each) plus the index (250 bytes per document).
+Memory: two units per worker (about 4 times the unit size each) plus the index (250 bytes per document).
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock import fs
-from penstock.engines import run_units
+from penstock.engines import can_fork, run_units, run_units_in_processes
 from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError, TokenizerError
 from penstock.hashing import checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
@@ -114,19 +113,15 @@ def prepare(
         raise ConfigError(f"--dedup {options.dedup!r} isn't available", hint="choose exact or off")
     shares = parse_split(options.split)
     _refuse_foreign_folder(out)
-    # Walked before the work, not beside it: two threads of Python would take turns at the GIL, and lose by it.
-    units = [unit for source in sources for unit in source.units(options.unit_bytes)]
-    if not any(unit.items for unit in units):
-        raise _nothing_found(sources, [unit.skips for unit in units])
     with fs.fail_as_disk_error(f"writing the store {out}"):
         is_new = not out.exists()
         for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK):
             fs.make_folder(out / folder)
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
-                job = _Job(out, sources, tokenizer or _default_tokenizer(out, sources, units, options), shares, options)
-                with contextlib.closing(job):
-                    return job.run(units, started, on_progress)
+                tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+                with contextlib.closing(_Job(out, sources, tokenizer, shares, options)) as job:
+                    return job.run(started, on_progress)
             except (InputError, TokenizerError):
                 if is_new and not list_versions(out):  # another process may have been faster, and luckier
                     fs.remove_tree(out)  # nothing came of it: leave the disk as it was
@@ -153,7 +148,9 @@ class _Job:
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = _KnownDocuments(self._previous, tokenizer)
+        self._rooms = _Rooms(tokenizer.dtype)
         self._units_taken_over = 0
+        self._documents_reused = 0
         source_options = [self._sources[name].options() for name in sorted(self._sources)]
         self._digest_options = {
             "sources": source_options,
@@ -165,10 +162,10 @@ class _Job:
         previous = self._previous.digest if self._previous else None
         self._task = digest_of([tokenizer.digest, source_options, options.seed, previous])
 
-    def run(self, units: list[Unit], started: float, on_progress: Progress | None) -> PrepareResult:
+    def run(self, started: float, on_progress: Progress | None) -> PrepareResult:
         """Everything from the lock to the commit."""
         fs.remove_leftovers(self._out)
-        records = list(self._records(units, on_progress))
+        records = list(self._records(on_progress))
         if not any(record.documents.num_rows for record in records):
             raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
         index = build_index(
@@ -189,7 +186,7 @@ class _Job:
             seconds=time.perf_counter() - started,
             units=len(records),
             units_taken_over=self._units_taken_over,
-            documents_reused=self._known.hits,
+            documents_reused=self._documents_reused,
             committed=committed,
             tokenizer_engine=self._tokenizer.describe_engine(),
         )
@@ -199,47 +196,87 @@ class _Job:
         if self._previous is not None:
             self._previous.close()
 
-    def _records(self, units: list[Unit], on_progress: Progress | None) -> Iterator[UnitRecord]:
+    def _records(self, on_progress: Progress | None) -> Iterator[UnitRecord]:
         """The record of each unit, in order; those that an earlier run finished are not run again."""
-        finished = {number: record for number, unit in enumerate(units) if (record := self._finished(unit))}
-        self._units_taken_over = len(finished)
-        fresh = run_units(
-            [unit for number, unit in enumerate(units) if number not in finished],
-            read=self._read,
-            encode=self._encode,
-            write=lambda unit, encoded: write_unit(self._out, self._record_path(unit), encoded),
-            workers=self._options.workers,
-        )
-        total = sum(unit.input_bytes for unit in units)
-        done = 0
-        for number, unit in enumerate(units):
-            yield finished[number] if number in finished else next(fresh)[1]
-            done += unit.input_bytes
+        finished: dict[int, UnitRecord] = {}
+        walked: list[Unit] = []
+        sizes = {"walked": 0, "done": 0}
+
+        def unfinished() -> Iterator[Unit]:
+            for unit in self._walk():
+                record = self._finished(unit)
+                if record is not None:
+                    finished[len(walked)] = record
+                walked.append(unit)
+                sizes["walked"] += unit.input_bytes
+                if record is None:
+                    yield unit
+
+        def progress(unit: Unit) -> None:
+            sizes["done"] += unit.input_bytes
             if on_progress:
-                on_progress(done, total)
+                on_progress(sizes["done"], sizes["walked"])
+
+        number = 0
+        for unit, reused in self._run(unfinished()):
+            while walked[number] is not unit:
+                yield finished[number]
+                progress(walked[number])
+                number += 1
+            record = read_unit_record(self._record_path(unit))
+            if record is None:
+                raise StoreError(
+                    f"{self._record_path(unit)} is missing or damaged a moment after it was written",
+                    hint="check the disk; is another program cleaning that folder? Then run the same command again",
+                )
+            yield record
+            progress(unit)
+            self._documents_reused += reused
+            number += 1
+        for rest in range(number, len(walked)):
+            yield finished[rest]
+            progress(walked[rest])
+        self._units_taken_over = len(finished)
+
+    def _walk(self) -> Iterator[Unit]:
+        for source in self._sources.values():
+            yield from source.units(self._options.unit_bytes)
+
+    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, int]]:
+        """Each unit with the number of its documents that were taken over from an earlier version."""
+        workers = self._options.workers
+        if workers > 1 and can_fork():
+            _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
+            return run_units_in_processes(
+                units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
+            )
+        # Walked before the work, not beside it: two threads of Python would take turns at the GIL, and lose by it.
+        return run_units(list(units), read=self._read, encode=self._encode, write=self._write_unit, workers=workers)
 
     def _read(self, unit: Unit) -> _ReadUnit:
-        """Documents and their content hashes; in the reader's thread, which leaves the encoders to native code."""
+        """Documents and their content hashes."""
         started_ns = time.time_ns()
         text = self._sources[unit.source].read(unit)
-        hashes = [strong_hash(b"".join(part.data for part in document.parts)) for document in text.documents]
+        hashes = [strong_hash(document.content) for document in text.documents]
         return _ReadUnit(text=text, content_hashes=hashes, started_ns=started_ns)
 
-    def _encode(self, unit: Unit, read: _ReadUnit) -> EncodedUnit:
+    def _encode(self, unit: Unit, read: _ReadUnit) -> _Encoded:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
         documents, contents = read.text.documents, read.content_hashes
         known = [self._known.find(document, content) for document, content in zip(documents, contents, strict=True)]
         fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
-        payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh)
+        room = self._rooms.borrow()
+        payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
         starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
         new_places = iter(
             (None, starts[n], lengths[n], token_hash(payload[starts[n] : starts[n + 1]]), loss_runs[n])
             for n in range(len(fresh))
         )
         places = [place or next(new_places) for place in known]
+        seed = self._options.seed
         columns: dict[str, list[Any]] = {
             "key": [document.key for document in documents],
-            "group_hash": [group_hash(document.group, seed=self._options.seed) for document in documents],
+            "group_hash": [group_hash(document.group, seed=seed) for document in documents],
             "source": [unit.source] * len(documents),
             "path": [document.path for document in documents],
             "byte_start": [document.byte_start for document in documents],
@@ -257,9 +294,15 @@ class _Job:
         }
         skips = SkipTally()
         skips.merge([unit.skips, read.text.skips])
-        return EncodedUnit(
+        encoded = EncodedUnit(
             payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=read.started_ns
         )
+        return _Encoded(unit=encoded, room=room, reused=len(documents) - len(fresh))
+
+    def _write_unit(self, unit: Unit, encoded: _Encoded) -> int:
+        write_unit(self._out, self._record_path(unit), encoded.unit)
+        self._rooms.give_back(encoded.room)
+        return encoded.reused
 
     def _commit(self, index: VersionIndex, records: Sequence[UnitRecord]) -> Manifest:
         """Writes index and tokenizer, then the manifest: from there on the version exists."""
@@ -348,6 +391,15 @@ class _ReadUnit:
     started_ns: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Encoded:
+    """A unit between encoder and writer, with the room that its payload lies in."""
+
+    unit: EncodedUnit
+    room: _Room
+    reused: int
+
+
 _Place = tuple[str | None, int, int, bytes, list[int] | None]
 """Where a document's tokens are: (segment or None for the unit's own, offset, length, token hash, loss runs)."""
 
@@ -357,8 +409,6 @@ class _KnownDocuments:
 
     def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
         self.segments: dict[str, SegmentEntry] = {}
-        self.hits = 0
-        self._counting = threading.Lock()
         self._store = store
         self._numbers: dict[bytes, int] = {}
         if store is None or store.manifest.tokenizer["digest"] != tokenizer.digest:
@@ -382,21 +432,20 @@ class _KnownDocuments:
         # A document of parts spells its control tokens with the same bytes as text that merely quotes them.
         if np.isin(tokens[self._begins : -1], self._controls).any():
             return None
-        with self._counting:
-            self.hits += 1
         segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
         return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
 
 
 def encode_documents(
-    tokenizer: Tokenizer, documents: Sequence[Document]
+    tokenizer: Tokenizer, documents: Sequence[Document], *, room: _Room | None = None
 ) -> tuple[npt.NDArray[Any], list[int], list[list[int] | None]]:
     """One flat array in store width, each document's length in it, and its loss runs (None: everything carries loss).
 
     Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
     width also makes room for the begin and end tokens, so each token is written once.
     """
-    room = _Room(sum(document.num_bytes for document in documents), tokenizer.dtype)
+    room = room or _Room(tokenizer.dtype)
+    room.empty(capacity=sum(document.num_bytes + 1 for document in documents))
     begin, end = np.array(tokenizer.spec.begin_ids, tokenizer.dtype), tokenizer.end_id
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
@@ -423,8 +472,14 @@ def encode_documents(
 class _Room:
     """An array that is filled from the front. What isn't filled is never touched, so it takes address space only."""
 
-    def __init__(self, capacity: int, dtype: np.dtype[Any]) -> None:
-        self._array = np.empty(capacity, dtype)
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._array = np.empty(0, dtype)
+        self._used = 0
+
+    def empty(self, *, capacity: int) -> None:
+        """Makes room for about so many tokens; what was in it is gone."""
+        if capacity > len(self._array):
+            self._array = np.empty(capacity, self._array.dtype)
         self._used = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
@@ -439,6 +494,22 @@ class _Room:
     def filled(self) -> npt.NDArray[Any]:
         """Everything taken so far."""
         return self._array[: self._used]
+
+
+class _Rooms:
+    """Rooms that are used again: a new one costs a page fault per page, a sixth of all the time."""
+
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self._free: list[_Room] = []  # append and pop are atomic
+
+    def borrow(self) -> _Room:
+        """A room nobody is in."""
+        return self._free.pop() if self._free else _Room(self._dtype)
+
+    def give_back(self, room: _Room) -> None:
+        """Lets the next one in; the payload in it is no longer valid."""
+        self._free.append(room)
 
 
 def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
@@ -459,12 +530,13 @@ def _flat(runs: npt.NDArray[np.uint32] | None) -> list[int] | None:
     return None if runs is None else [int(value) for value in runs.reshape(-1)]
 
 
-def _default_tokenizer(
-    out: Path, sources: Sequence[Source], units: Sequence[Unit], options: PrepareOptions
-) -> Tokenizer:
+def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOptions) -> Tokenizer:
     """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
     if list_versions(out):
         return open_store(out).tokenizer()
+    units = [unit for source in sources for unit in source.units(options.unit_bytes)]
+    if not any(unit.items for unit in units):
+        raise _nothing_found(sources, [unit.skips for unit in units])
     total = sum(unit.input_bytes for unit in units)
     limit = min(1.0, TRAINING_SAMPLE_BYTES / max(total, 1)) * 2**64
 

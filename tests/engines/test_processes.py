@@ -1,0 +1,168 @@
+"""Worker processes: order, errors, death on either side, and nothing left running."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engines import can_fork, run_units_in_processes
+from penstock.errors import InputError, WorkerDiedError
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes are forked on Linux only")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_left_behind() -> Iterator[None]:
+    yield
+    assert multiprocessing.active_children() == []
+
+
+def run(units: Any, workers: int = 2, **steps: Any) -> Iterator[Any]:
+    functions = {"read": lambda u: u, "encode": lambda u, text: text, "write": lambda u, tokens: tokens, **steps}
+    return run_units_in_processes(units, workers=workers, **functions)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 50])
+def test_results_come_in_unit_order_and_each_stage_gets_what_the_one_before_gave(workers: int, count: int):
+    results = run(
+        range(count),
+        workers,
+        read=lambda unit: f"text {unit}",
+        encode=lambda unit, text: (unit, text, "tokens"),
+        write=lambda unit, tokens: (*tokens, "written", unit),
+    )
+    assert list(results) == [(n, (n, f"text {n}", "tokens", "written", n)) for n in range(count)]
+
+
+def test_the_work_is_done_by_as_many_other_processes_as_asked_for():
+    def slow(unit: int) -> int:
+        time.sleep(0.02)
+        return os.getpid()
+
+    workers = {pid for _, pid in run(range(20), 3, read=slow)}
+    assert len(workers) == 3
+    assert os.getpid() not in workers
+
+
+def test_each_worker_gets_its_units_in_ascending_order():
+    seen: list[int] = []  # each worker's own, inherited empty
+
+    def note(unit: int) -> tuple[int, list[int]]:
+        seen.append(unit)
+        return os.getpid(), list(seen)
+
+    histories = {pid: history for _, (pid, history) in run(range(40), 2, read=note)}
+    assert sorted(unit for history in histories.values() for unit in history) == list(range(40))
+    assert all(history == sorted(history) for history in histories.values())
+
+
+@pytest.mark.parametrize("stage", ["read", "encode", "write"])
+@pytest.mark.parametrize("failing", [0, 7, 29])
+def test_an_error_is_raised_at_its_unit_with_message_hint_and_trace(stage: str, failing: int):
+    def step(unit: int, *_: Any) -> int:
+        if unit == failing:
+            raise InputError(f"unit {unit} is bad", hint="mend it")
+        return unit
+
+    finished: list[int] = []
+    with pytest.raises(InputError, match=f"unit {failing} is bad") as caught:
+        finished.extend(unit for unit, _ in run(range(30), **{stage: step}))
+    assert caught.value.hint == "mend it"
+    assert "in a worker process" in "".join(caught.value.__notes__)
+    assert finished == list(range(len(finished)))
+    assert len(finished) <= failing
+
+
+def test_an_error_that_cannot_be_pickled_is_still_told():
+    class Stubborn(Exception):  # noqa: N818
+        def __reduce__(self) -> Any:
+            raise TypeError("not me")
+
+    def fail(unit: int) -> int:
+        raise Stubborn("what happened")
+
+    with pytest.raises(RuntimeError, match="what happened"):
+        list(run(range(3), read=fail))
+
+
+def test_an_error_of_the_walk_is_raised():
+    def units() -> Iterator[int]:
+        yield 1
+        raise InputError("the folder vanished", hint="look for it")
+
+    with pytest.raises(InputError, match="vanished"):
+        list(run(units()))
+
+
+def test_a_worker_that_is_killed_ends_the_run_with_a_clear_error():
+    def die(unit: int) -> int:
+        if unit == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return unit
+
+    with pytest.raises(WorkerDiedError, match="killed by signal 9") as caught:
+        list(run(range(50), read=die))
+    assert "--workers" in caught.value.hint
+
+
+def test_leaving_early_stops_the_workers():
+    results = run(range(1000), read=lambda unit: time.sleep(0.01) or unit)
+    assert next(results)[0] == 0
+    results.close()  # type: ignore[attr-defined]
+
+
+def test_workers_die_with_a_parent_that_is_killed(tmp_path: Path):
+    """They sleep for an hour in the middle of their work, and have to go all the same."""
+    script = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "from penstock.engines import run_units_in_processes\n"
+        "def read(unit):\n"
+        "    Path(sys.argv[1], str(os.getpid())).touch()\n"
+        "    time.sleep(3600)\n"
+        "same = lambda unit, value: value\n"
+        "list(run_units_in_processes(range(4), read=read, encode=same, write=same, workers=2))\n"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    try:
+        while len(list(tmp_path.iterdir())) < 2:
+            assert parent.poll() is None
+            time.sleep(0.01)
+    finally:
+        parent.kill()
+        parent.wait()
+    workers = [int(path.name) for path in tmp_path.iterdir()]
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() and _is_running(pid) for pid in workers):
+        assert time.monotonic() < deadline, "a worker outlived its parent"
+        time.sleep(0.01)
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_no_fork_beside_a_thread():
+    import threading
+
+    release = threading.Event()
+    thread = threading.Thread(target=release.wait)
+    thread.start()
+    try:
+        assert not can_fork()
+    finally:
+        release.set()
+        thread.join()
