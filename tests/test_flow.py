@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "penstock"
 FOUNDATION = ["errors", "hashing", "fs", "hardware", "runlog"]
-FLOW = ["engines", "sources", "tokenize", "store", "pack", "load", "train", "report", "bench", "cli"]
+FLOW = ["engines", "sources", "tokenize", "store", "pack", "load", "export", "train", "report", "bench", "cli"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -13,6 +13,8 @@ FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__"}
 FORBIDDEN_ATTRIBUTES = {("yaml", "load"), ("torch", "load"), ("torch", "save"), ("os", "system"), ("os", "popen")}
 FORBIDDEN_KEYWORDS = {"allow_pickle", "trust_remote_code", "shell"}
 FORBIDDEN_METHODS = {"extractall"}
+# `.pt` files are an export that users ask for (docs/exports.md): plain tensors, written there and read nowhere.
+ALLOWED_CALLS = {("export/chunks.py", "torch.save()")}
 WRITING_CALLS = {"write_text", "write_bytes", "tofile", "savez", "memmap"}
 
 
@@ -41,7 +43,8 @@ def problems(path: Path) -> list[str]:
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_nothing_in_the_package_runs_data(path: Path):
-    assert problems(path) == []
+    place = path.relative_to(PACKAGE).as_posix()
+    assert [found for found in problems(path) if (place, found.split(" ")[1]) not in ALLOWED_CALLS] == []
 
 
 def test_the_check_itself_finds_what_it_looks_for(tmp_path: Path):

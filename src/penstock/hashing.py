@@ -11,12 +11,12 @@ import json
 from typing import Any
 
 from blake3 import blake3
-from xxhash import xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_digest
 
 STRONG_HASH_BYTES = 32
 TOKEN_HASH_BYTES = 16
 
-__all__ = ["canonical_json", "checksum", "checksum_hex", "digest_of", "strong_hash", "token_hash"]
+__all__ = ["RunningChecksum", "canonical_json", "checksum", "checksum_hex", "digest_of", "strong_hash", "token_hash"]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -34,6 +34,21 @@ def checksum(data: Any) -> int:
 def checksum_hex(data: Any) -> str:
     """`checksum` as 16 hexadecimal digits, for manifests."""
     return xxh3_64_hexdigest(data)
+
+
+class RunningChecksum:
+    """`checksum_hex` of something that passes in pieces."""
+
+    def __init__(self) -> None:
+        self._state = xxh3_64()
+
+    def update(self, data: Any) -> None:
+        """Takes the next piece."""
+        self._state.update(data)
+
+    def hex(self) -> str:
+        """The checksum of all pieces so far."""
+        return self._state.hexdigest()
 
 
 def token_hash(data: Any) -> bytes:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, doctor, training
+from penstock.cli import bench, data, datasets, doctor, export, training
 
 __all__ = ["app"]
 
@@ -38,6 +38,8 @@ app.command("prepare")(data.prepare)
 app.command("inspect")(data.inspect)
 app.command("verify")(data.verify)
 app.command("plan")(data.plan)
+app.command("export")(export.export)
+app.command("datasets")(datasets.datasets)
 app.command("train")(training.train)
 app.command("report")(training.report)
 app.command("bench")(bench.bench)

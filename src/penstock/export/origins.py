@@ -1,0 +1,72 @@
+"""Where documents came from, a batch of them at a time: what JSONL's and Arrow's metadata say.
+
+Names are escaped as everywhere; paths are relative to their source, so that exports of equal stores are equal.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from penstock.errors import DamagedStoreError
+from penstock.export.stream import TokenStream
+from penstock.sources import printable
+
+__all__ = ["COLUMNS", "document_metadata"]
+
+COLUMNS = {
+    "document": "int64",
+    "key": "string",
+    "source": "string",
+    "path": "string",
+    "split": "string",
+    "language": "string",
+    "num_tokens": "int64",
+    "num_bytes": "int64",
+    "byte_start": "int64",
+    "byte_end": "int64",
+    "exact": "bool",
+    "facts": "string",
+}
+"""Name and type of each piece of metadata; `facts` is a JSON object."""
+
+
+def document_metadata(stream: TokenStream, first: int, last: int) -> list[dict[str, Any]]:
+    """One dictionary with the keys of `COLUMNS` per place of the stream, facts as text."""
+    import pyarrow as pa
+
+    numbers = stream.documents[first:last]
+    store = stream.store
+    wanted = ["key", "path", "language", "text_bytes", "byte_start", "byte_end", "exact", "facts"]
+    rows = store.provenance().select(wanted).take(pa.array(numbers)).to_pylist()
+    sources = store.arrays["source"][numbers].tolist()
+    lengths = store.arrays["length"][numbers].tolist()
+    return [
+        {
+            "document": number,
+            "key": printable(row["key"]),
+            "source": store.manifest.sources[source]["name"],
+            "path": printable(row["path"]),
+            "split": stream.split,
+            "language": row["language"],
+            "num_tokens": length,
+            "num_bytes": row["text_bytes"],
+            "byte_start": row["byte_start"],
+            "byte_end": row["byte_end"],
+            "exact": bool(row["exact"]),
+            "facts": row["facts"],
+        }
+        for number, row, source, length in zip(numbers.tolist(), rows, sources, lengths, strict=True)
+    ]
+
+
+def parsed_facts(metadata: dict[str, Any], stream: TokenStream) -> dict[str, Any]:
+    """The metadata with its facts as an object."""
+    try:
+        facts = json.loads(metadata["facts"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise DamagedStoreError(
+            f"the facts of document {metadata['document']} in {stream.store.path} aren't JSON ({error})",
+            hint="`penstock verify STORE` lists all damage; prepare the data again",
+        ) from None
+    return {**metadata, "facts": facts}
