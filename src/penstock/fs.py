@@ -32,6 +32,7 @@ from typing import Any
 from penstock.errors import DiskError, StoreBusyError
 
 __all__ = [
+    "DIRECT_ALIGNMENT",
     "AppendOnlyFile",
     "FolderLock",
     "atomic_file",
@@ -45,6 +46,9 @@ __all__ = [
     "temporary_path",
     "write_atomic",
 ]
+
+# Where memory must begin, and of what its length must be a multiple, to go past the page cache on any common disk.
+DIRECT_ALIGNMENT = 4096
 
 TEMPORARY_MARK = ".tmp-"
 # The whole ending, so that a user's own `notes.tmp-old` beside our files is never taken for a leftover.
@@ -100,6 +104,39 @@ class _Writer:
                 written = os.write(self._descriptor, view)
             self.bytes_written += written
             view = view[written:]
+
+    def write_past_cache(self, data: Any) -> None:
+        """Writes all of a large array straight from memory to the disk, where the system can; else like `write`.
+
+        Through the page cache each byte is copied once more, into fresh pages: 0.6 to 3.6 s of CPU per GB where this
+        takes 0.04 (docs/log.md). For data that nobody reads at once. The array should begin on a border of
+        `DIRECT_ALIGNMENT`; one that doesn't goes through the cache.
+        """
+        view = memoryview(data).cast("B")
+        aligned = len(view) - len(view) % DIRECT_ALIGNMENT
+        if self.bytes_written == 0 and aligned and _set_direct(self._descriptor, True):
+            try:
+                while self.bytes_written < aligned:
+                    with _operation("write", self._path):
+                        self.bytes_written += os.write(self._descriptor, view[self.bytes_written : aligned])
+            except OSError as error:
+                if error.errno != errno.EINVAL:  # alignment of memory, or of what a short write left
+                    raise
+            finally:
+                _set_direct(self._descriptor, False)
+        self.write(view[self.bytes_written :])
+
+
+def _set_direct(descriptor: int, wanted: bool) -> bool:
+    """Turns writing past the page cache on or off; False where there is no such thing."""
+    if not hasattr(os, "O_DIRECT"):
+        return False
+    flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_DIRECT if wanted else flags & ~os.O_DIRECT)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

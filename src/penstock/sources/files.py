@@ -115,7 +115,7 @@ class FilesSource:
             for item in unit.items:
                 key = self._key(item.path)
                 if wanted is None or wanted(key):
-                    self._add_file(text, key, item.path, self._read_file(folder, item.path))
+                    self._add_file(text, key, item.path, self._read_file(folder, item))
         return text
 
     def close(self) -> None:
@@ -147,20 +147,21 @@ class FilesSource:
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
 
-    def _read_file(self, folder: _OpenFolder, path: bytes) -> bytes | None:
+    def _read_file(self, folder: _OpenFolder, item: FileItem) -> bytes | None:
         """The file's bytes, at most one more than allowed; None when it can't be read as a regular file."""
         try:
-            descriptor = folder.open_file(path)
+            descriptor = folder.open_file(item.path)
         except OSError:
             return None
         try:
-            facts = os.fstat(descriptor)
-            if not stat.S_ISREG(facts.st_mode):
-                return None
             # Read to the end, not to the size: a file that grows, or one of /proc (size 0), must not be cut short.
             limit = self._options.max_file_bytes + 1
-            wanted = min(facts.st_size + 1, limit)
+            wanted = min(item.size + 1, limit)
             data = os.read(descriptor, wanted)
+            if len(data) == item.size and data:
+                return data  # as the walk saw it
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None  # a FIFO or device took its place
             # Fewer bytes than asked for means the end of a regular file.
             while len(data) >= wanted and len(data) < limit and (more := os.read(descriptor, READ_BYTES)):
                 data = (data + more)[:limit]

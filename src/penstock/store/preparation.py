@@ -473,19 +473,19 @@ class _Room:
     """An array that is filled from the front. What isn't filled is never touched, so it takes address space only."""
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
-        self._array = np.empty(0, dtype)
+        self._array = _aligned(0, dtype)
         self._used = 0
 
     def empty(self, *, capacity: int) -> None:
         """Makes room for about so many tokens; what was in it is gone."""
         if capacity > len(self._array):
-            self._array = np.empty(capacity, self._array.dtype)
+            self._array = _aligned(capacity, self._array.dtype)
         self._used = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
         """The next `count` places, to be filled now."""
         if self._used + count > len(self._array):
-            larger = np.empty(2 * len(self._array) + count, self._array.dtype)
+            larger = _aligned(2 * len(self._array) + count, self._array.dtype)
             larger[: self._used] = self._array[: self._used]
             self._array = larger
         self._used += count
@@ -494,6 +494,13 @@ class _Room:
     def filled(self) -> npt.NDArray[Any]:
         """Everything taken so far."""
         return self._array[: self._used]
+
+
+def _aligned(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """An array that begins where `fs` can write it past the page cache."""
+    memory = np.empty(count * dtype.itemsize + fs.DIRECT_ALIGNMENT, np.uint8)
+    start = -memory.__array_interface__["data"][0] % fs.DIRECT_ALIGNMENT
+    return memory[start : start + count * dtype.itemsize].view(dtype)
 
 
 class _Rooms:

@@ -122,7 +122,7 @@ def _write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
     name = token_hash(payload).hex()
     blocks = block_checksums(payload).tobytes()
     with fs.atomic_file(store / SEGMENTS / f"{name}.tokens") as file:
-        file.write(payload)
+        file.write_past_cache(payload)
     fs.write_atomic(store / SEGMENTS / f"{name}.blocks", blocks)
     return SegmentEntry(name=name, tokens=payload.size, bytes=payload.nbytes, checksum=checksum_hex(blocks))
 
