@@ -3,9 +3,9 @@
 from penstock.sources.document import Document, Part, PartKind, SkipTally, printable
 from penstock.sources.files import FileOptions, FilesSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
-from penstock.sources.rows import BadRowError, RowRenderer
+from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
-from penstock.sources.tables import TableOptions
+from penstock.sources.tables import TableOptions, TablesSource
 
 __all__ = [
     "DEFAULT_UNIT_BYTES",
@@ -21,6 +21,8 @@ __all__ = [
     "SkipTally",
     "Source",
     "TableOptions",
+    "TablesSource",
+    "TextColumn",
     "Unit",
     "UnitText",
     "printable",

@@ -1,6 +1,6 @@
 """INPUT words of the command line to sources.
 
-PATH            a folder or a file, named after its last part
+PATH            a folder or a file, named after its last part; a table by its ending (.jsonl, .csv, .parquet, .arrow…)
 NAME=PATH       the same under another name (two inputs may not share one)
 stdlib:         Python's own standard library, the embedded default: no network, no data needed
 """
@@ -19,7 +19,8 @@ from penstock.errors import InputError
 from penstock.sources.files import FileOptions, FilesSource
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
-from penstock.sources.tables import TableOptions
+from penstock.sources.table_folders import found_tables
+from penstock.sources.tables import TableOptions, TablesSource
 
 __all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
@@ -79,7 +80,20 @@ def _source(word: str, options: InputOptions) -> Source:
         raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
     # A link given by name is meant; links found inside are not followed.
     root = os.path.realpath(path)
-    return FilesSource(name=_checked_name(name or os.path.basename(root) or "root"), root=root, options=options.files)
+    name = _checked_name(name or os.path.basename(root) or "root")
+    tables = found_tables(root, name=name, options=options.files)
+    if tables is None:
+        return FilesSource(name=name, root=root, options=options.files)
+    return TablesSource(
+        name=name,
+        location=root,
+        files=tables.files,
+        options=options.tables,
+        renderer=options.renderer,
+        max_document_bytes=options.files.max_file_bytes,
+        skips=tables.skips,
+        facts=tables.facts,
+    )
 
 
 def _checked_name(name: str) -> str:

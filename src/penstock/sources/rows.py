@@ -7,11 +7,16 @@ them: one column of text, or a record for fine-tuning through a template.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
-from penstock.sources.document import Part
+from penstock.errors import InputError, nearest_first
+from penstock.sources.document import Part, printable
 
-__all__ = ["BadRowError", "RowRenderer"]
+__all__ = ["BadRowError", "RowRenderer", "TextColumn", "shown_columns"]
+
+TEXT_COLUMNS = ("text", "content", "contents", "body", "code", "document", "raw_content", "markdown", "story")
+COLUMNS_SHOWN = 20
 
 
 class BadRowError(Exception):
@@ -54,3 +59,85 @@ class RowRenderer(Protocol):
 
     def options(self) -> dict[str, Any]:
         """What decides the content; part of the store digest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextColumn:
+    """The content is one column of text, named or found by its name.
+
+    Attributes:
+        text_field: the column; None: the first of `TEXT_COLUMNS` that the table has, in any case of letters, else the
+            only column.
+    """
+
+    text_field: str | None = None
+
+    @property
+    def framed(self) -> bool:
+        """Text spells neither a beginning nor an end."""
+        return False
+
+    def columns(self, available: Sequence[str] | None) -> tuple[str, ...]:
+        """The one column."""
+        if available is None:
+            return (self.text_field or TEXT_COLUMNS[0],)
+        return (self.column(available, texts=available),)
+
+    def column(self, available: Sequence[str], *, texts: Sequence[str], only: bool = True) -> str:
+        """The column of text.
+
+        Args:
+            available: all columns, for the message.
+            texts: those that hold text.
+            only: whether the only column of text will do whatever its name.
+        """
+        if self.text_field is not None:
+            if self.text_field in texts:
+                return self.text_field
+            known = "isn't text" if self.text_field in available else "isn't there"
+            nearest = nearest_first(self.text_field, texts[:COLUMNS_SHOWN])
+            raise InputError(
+                f"the column {self.text_field!r} {known}; columns: {shown_columns(available)}",
+                hint=f"name a column of text with --text-field: {nearest or 'there is none'}",
+            )
+        for name in TEXT_COLUMNS:
+            same = [column for column in texts if column.lower() == name]
+            if same:
+                return name if name in same else same[0]
+        if only and len(texts) == 1:
+            return texts[0]
+        raise InputError(
+            f"no column of text; columns: {shown_columns(available)}",
+            hint="name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS),
+        )
+
+    def parts(self, row: Mapping[str, Any]) -> tuple[Part, ...]:
+        """The text as one part."""
+        return (Part(data=self.text(row)),)
+
+    def text(self, row: Mapping[str, Any]) -> bytes:
+        """The text alone."""
+        name = self.text_field if self.text_field is not None else self.column(list(row), texts=list(row))
+        value = row.get(name)
+        if type(value) is str:
+            try:
+                return value.encode()
+            except UnicodeEncodeError:
+                raise BadRowError("not-utf8", f"column {name!r} holds half a surrogate pair") from None
+        if type(value) is bytes:
+            return value
+        met = (
+            "is missing" if name not in row else f"holds {'null' if value is None else type(value).__name__}, not text"
+        )
+        raise BadRowError("no-text", f"column {name!r} {met}")
+
+    def options(self) -> dict[str, Any]:
+        """The name asked for; the one found follows from the table."""
+        return {"kind": "text", "text_field": self.text_field}
+
+
+def shown_columns(columns: Sequence[str]) -> str:
+    """Column names for a message: a few, and nothing that moves a cursor."""
+    more = f" and {len(columns) - COLUMNS_SHOWN} more" if len(columns) > COLUMNS_SHOWN else ""
+    names = ", ".join(printable(name[:80].encode("utf-8", "backslashreplace")) for name in columns[:COLUMNS_SHOWN])
+    return (names or "none") + more

@@ -144,7 +144,9 @@ def _refuse_equal_keys(documents: pa.Table) -> None:
     for left, right in itertools.pairwise(keys):
         if left == right:
             raise InputError(
-                f"two documents have the key {printable(left)!r}", hint="give each input a name of its own: NAME=PATH"
+                f"two documents have the key {printable(left)!r}",
+                hint="give each input a name of its own (NAME=PATH); in a table, --id-field must name a column of "
+                "which no value is repeated",
             )
 
 
