@@ -2,6 +2,7 @@
 
 PATH            a folder or a file, named after its last part; a table by its ending (.jsonl, .csv, .parquet, .arrow…)
 NAME=PATH       the same under another name (two inputs may not share one)
+hf:NAME         a Hugging Face data set, hf:NAME[/config][:split], from the local cache or, with --network, the hub
 stdlib:         Python's own standard library, the embedded default: no network, no data needed
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import InputError
+from penstock.sources import huggingface
 from penstock.sources.files import FileOptions, FilesSource
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
@@ -25,7 +27,7 @@ from penstock.sources.tables import TableOptions, TablesSource
 __all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
 STANDARD_LIBRARY = "stdlib:"
-LATER_SCHEMES = ("git", "hf")
+LATER_SCHEMES = ("git",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +71,15 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
 def _source(word: str, options: InputOptions) -> Source:
     if word == STANDARD_LIBRARY:
         return _standard_library(options.files)
+    given_name, hub_word = _hub_word(word)
+    if hub_word and not os.path.lexists(word):
+        return huggingface.source_from_word(
+            hub_word,
+            name=_checked_name(given_name),
+            tables=options.tables,
+            renderer=options.renderer,
+            network=options.network,
+        )
     scheme = re.match(r"([a-z]{2,}):", word)
     if scheme and not os.path.lexists(word):
         known = "it is planned, not built yet" if scheme[1] in LATER_SCHEMES else "no such kind of input"
@@ -94,6 +105,14 @@ def _source(word: str, options: InputOptions) -> Source:
         skips=tables.skips,
         facts=tables.facts,
     )
+
+
+def _hub_word(word: str) -> tuple[str, str]:
+    """The given name (or nothing) and the `hf:` word; the latter empty where the input is no data set."""
+    if word.startswith(huggingface.SCHEME):
+        return "", word
+    name, _, rest = word.partition("=")
+    return (name, rest) if rest.startswith(huggingface.SCHEME) else ("", "")
 
 
 def _checked_name(name: str) -> str:
