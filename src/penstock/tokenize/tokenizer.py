@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from penstock.errors import TokenizerError, nearest_first
 from penstock.sources import Document, Part, PartKind
 from penstock.tokenize.engines import Encoded, Engine, EngineChoice, choose_engine, engine_versions
+from penstock.tokenize.framed import FramedEncoder, needs_whole_documents
 from penstock.tokenize.specification import TokenizerSpec
 
 __all__ = ["LossRuns", "Tokenizer"]
@@ -94,16 +96,10 @@ class Tokenizer:
         begin = () if document.framed else self.spec.begin_ids
         ids: list[npt.NDArray[np.uint32]] = [np.array(begin, np.uint32)]
         loss: list[npt.NDArray[np.bool_]] = [np.zeros(len(begin), np.bool_)]
-        run: list[Part] = []
-        for part in document.parts:
-            if part.kind is PartKind.TEXT:
-                run.append(part)
-                continue
-            self._append_run(run, ids, loss)
-            run = []
-            ids.append(np.array([self._control_id(part.data)], np.uint32))
-            loss.append(np.array([part.loss]))
-        self._append_run(run, ids, loss)
+        if document.framed and self._needs_whole_documents:
+            self._append_whole(document.parts, ids, loss)
+        else:
+            self._append_parts(document.parts, ids, loss)
         if not (document.framed and _ends_with(ids, self.end_id)):
             ids.append(np.array([self.end_id], np.uint32))
             loss.append(np.ones(1, np.bool_))
@@ -170,6 +166,40 @@ class Tokenizer:
                 hint=f"it has: {nearest_first(text, self.spec.control_tokens)}",
             )
         return self.spec.control_tokens[text]
+
+    @cached_property
+    def _needs_whole_documents(self) -> bool:
+        return needs_whole_documents(self.spec)
+
+    @cached_property
+    def _framed_encoder(self) -> FramedEncoder:
+        return FramedEncoder(self.spec)
+
+    def _append_whole(
+        self, parts: Sequence[Part], ids: list[npt.NDArray[np.uint32]], loss: list[npt.NDArray[np.bool_]]
+    ) -> None:
+        """Encodes a framed document at once, where text between controls isn't an island."""
+        for part in parts:
+            if part.kind is PartKind.CONTROL:
+                self._control_id(part.data)  # refuses an unknown one
+        whole_ids, carries = self._framed_encoder.encode(parts)
+        self._check(whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))])
+        ids.append(whole_ids)
+        loss.append(carries)
+
+    def _append_parts(
+        self, parts: Sequence[Part], ids: list[npt.NDArray[np.uint32]], loss: list[npt.NDArray[np.bool_]]
+    ) -> None:
+        run: list[Part] = []
+        for part in parts:
+            if part.kind is PartKind.TEXT:
+                run.append(part)
+                continue
+            self._append_run(run, ids, loss)
+            run = []
+            ids.append(np.array([self._control_id(part.data)], np.uint32))
+            loss.append(np.array([part.loss]))
+        self._append_run(run, ids, loss)
 
     def _append_run(
         self, run: list[Part], ids: list[npt.NDArray[np.uint32]], loss: list[npt.NDArray[np.bool_]]

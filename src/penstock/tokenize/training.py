@@ -7,10 +7,11 @@ the terminal from native code, so it runs in a process of its own whose output i
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from penstock import fs
@@ -27,16 +28,21 @@ SMALLEST_VOCAB_SIZE = 256 + 1
 END_TOKEN = "<|endoftext|>"  # noqa: S105  a vocabulary entry, not a password
 
 
-def train_tokenizer(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE) -> Tokenizer:
+def train_tokenizer(
+    texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE, control_tokens: Sequence[str] = ()
+) -> Tokenizer:
     """Trains on the texts in the order given, up to `TRAINING_SAMPLE_BYTES`.
 
     Args:
         texts: documents; pass them in a canonical order to get the same vocabulary everywhere.
-        vocab_size: ids in all, the 256 bytes and the end token included.
+        vocab_size: ids in all, the 256 bytes, the end token and `control_tokens` included.
+        control_tokens: further tokens that text can't reach, for templates; they take the highest ids.
     """
-    if vocab_size < SMALLEST_VOCAB_SIZE:
+    controls = [name for name in dict.fromkeys(control_tokens) if name != END_TOKEN]
+    smallest = SMALLEST_VOCAB_SIZE + len(controls)
+    if vocab_size < smallest:
         raise TokenizerError(
-            f"a byte-level vocabulary of {vocab_size} is too small", hint=f"ask for at least {SMALLEST_VOCAB_SIZE}"
+            f"a byte-level vocabulary of {vocab_size} is too small", hint=f"ask for at least {smallest}"
         )
     with tempfile.TemporaryDirectory(prefix="penstock-vocabulary-") as name:
         corpus, output = Path(name, "corpus"), Path(name, "tokenizer.json")
@@ -49,7 +55,8 @@ def train_tokenizer(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_S
                 if written >= TRAINING_SAMPLE_BYTES:
                     break
         # -P keeps the working folder off the import path: it may be the scraped repository that is being read.
-        command = [sys.executable, "-P", "-m", "penstock.tokenize.training", str(corpus), str(vocab_size), str(output)]
+        size = str(vocab_size - len(controls))
+        command = [sys.executable, "-P", "-m", "penstock.tokenize.training", str(corpus), size, str(output)]
         finished = subprocess.run(command, capture_output=True, check=False)
         if finished.returncode != 0 or not output.exists():
             last_line = (finished.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
@@ -57,9 +64,18 @@ def train_tokenizer(texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_S
                 f"training a vocabulary of {vocab_size} failed: {last_line}",
                 hint="the corpus may be too small for that size; ask for fewer tokens or give --tokenizer",
             )
-        source = output.read_bytes()
+        source = _with_controls(output.read_bytes(), controls)
     origin = f"trained, {vocab_size} tokens"
     return Tokenizer(TokenizerSpec.from_json(source, origin=origin), origin=origin)
+
+
+def _with_controls(source: bytes, controls: Sequence[str]) -> bytes:
+    """A trained tokenizer.json with further control tokens at its end."""
+    content = json.loads(source)
+    added = content["added_tokens"]
+    first = 1 + max(token["id"] for token in added)
+    added += [{**added[0], "id": first + number, "content": name} for number, name in enumerate(controls)]
+    return json.dumps(content, ensure_ascii=False).encode() if controls else source
 
 
 def _train(corpus: Path, vocab_size: int) -> bytes:
