@@ -4,7 +4,6 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -13,56 +12,10 @@ import pytest
 from penstock.report import write_page
 from penstock.report.markup import visible
 
+from .pages import Page, assert_harmless
+
 Records = list[dict[str, Any]]
 RunOf = Callable[[Records], Path]
-
-VOID = {"meta", "link", "br"}
-# Everything the page is made of. A tag or attribute outside this list came from data, or needs a thought.
-TAGS = """html head meta title link style body header main footer nav section article h1 h2 h3 p a b bdi small strong
-    span div dl dt dd ul ol li table caption thead tbody tr th td details summary figure figcaption pre code kbd samp
-    svg desc line text path circle rect"""
-
-
-class Page(HTMLParser):
-    """Collects elements and text; checks that every end tag closes the element that is open."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.texts: list[str] = []
-        self.open: list[str] = []
-        self.source = path.read_text(encoding="utf-8")
-        self.feed(self.source)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, {name: value or "" for name, value in attrs}))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] != ["style"]:
-            self.texts.append(data)
-
-    @property
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def attributes(self, name: str) -> list[str]:
-        return [attributes[name] for _, attributes in self.elements if name in attributes]
-
-
-def assert_harmless(page: Page) -> None:
-    assert {tag for tag, _ in page.elements} <= set(TAGS.split())
-    names = {name for _, attributes in page.elements for name in attributes}
-    assert not {name for name in names if name.startswith("on") or name in ("style", "srcdoc", "action", "formaction")}
-    for value in page.attributes("href"):
-        assert value.startswith(("#", "data:image/svg+xml;base64,"))
-    assert page.attributes("src") == []
 
 
 def test_the_figures_of_a_run_are_on_its_page(records: Records, run_of: RunOf) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,9 @@ from penstock.cli.output import (
     one_line,
     print_facts,
     print_json,
-    print_table,
     progress_bar,
 )
+from penstock.cli.store_summary import print_sample, print_skipped, print_splits, print_summary
 from penstock.errors import ConfigError, PlanError
 
 # As in penstock.sources, which `--help` doesn't load.
@@ -158,22 +159,9 @@ def print_prepared(facts: dict[str, Any]) -> None:
             "digest": facts["digest"],
         }
     )
-    _print_splits(facts)
-    _print_skipped(facts["skipped"])
-
-
-def _print_splits(facts: dict[str, Any]) -> None:
-    total = max(facts["tokens"], 1)
-    rows = [
-        (name, f"{part['documents']:,}", f"{part['tokens']:,}", f"{100 * part['tokens'] / total:.1f} %")
-        for name, part in facts["splits"].items()
-    ]
-    print_table(rows, header=("split", "documents", "tokens", "achieved"))
-
-
-def _print_skipped(skipped: dict[str, int]) -> None:
-    if skipped:
-        print_table([(reason, f"{count:,}") for reason, count in skipped.items()], header=("left out", "files"))
+    print_splits(facts)
+    print_skipped(facts["skipped"])
+    note(f"see it: penstock inspect {shlex.quote(one_line(facts['store']))}")
 
 
 def inspect(
@@ -186,22 +174,33 @@ def inspect(
         int | None, typer.Option(help="Show a row of the plan: its documents and text (needs --seq-len).")
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="Row length, for --row.")] = None,
-    split: Annotated[str | None, typer.Option(help="Count tokens or rows in this split.")] = None,
+    sample: Annotated[int | None, typer.Option(help="Show the first lines of this many documents.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Which documents --sample draws.")] = 0,
+    split: Annotated[str | None, typer.Option(help="Count documents, tokens or rows in this split.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write everything as a page into this file; with --sample, documents too.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
-    """Show what is in a store: counts, a document, the origin of a token or of a row.
+    """Show what is in a store: statistics, some documents, one document, the origin of a token or of a row.
 
     \b
     Examples:
       penstock inspect store
+      penstock inspect store --html store.html --sample 10
+      penstock inspect store --sample 3 --split val
       penstock inspect store --doc 12
       penstock inspect store --token 123456 --json
       penstock inspect store --row 7 --seq-len 1024 --split val
     """
+    from penstock.load.samples import sample_documents
     from penstock.store import document_origin, document_text, open_store, summary, token_origin
+    from penstock.store.statistics import statistics
 
-    if sum(choice is not None for choice in (doc, token, row)) > 1:
-        raise ConfigError("--doc, --token and --row exclude each other", hint="ask for one of them")
+    if sum(choice is not None for choice in (doc, token, row, sample)) > 1:
+        raise ConfigError("--doc, --token, --row and --sample exclude each other", hint="ask for one of them")
+    if html is not None and (doc, token, row) != (None, None, None):
+        raise ConfigError("--html is a page of the whole store", hint="leave out --doc, --token and --row")
     with open_store(store) as opened:
         if doc is not None:
             facts = {**asdict(document_origin(opened, doc)), "text": document_text(opened, doc, opened.tokenizer())}
@@ -210,13 +209,30 @@ def inspect(
         elif row is not None:
             facts = _row_facts(opened, row, seq_len, split or "train")
         else:
-            facts = summary(opened)
+            facts = {} if sample is None else {"sample": sample_documents(opened, sample, split=split, seed=seed)}
+            if sample is None or html is not None or json_output:
+                facts = {**summary(opened), "statistics": asdict(statistics(opened, split=split)), **facts}
+            if html is not None:
+                _write_page(html, facts, store=opened.path)
     if json_output:
         print_json(facts)
+    elif sample is not None:
+        print_sample(facts["sample"])
     elif doc is None and token is None and row is None:
-        _print_summary(facts)
+        print_summary(facts)
     else:
         _print_piece(facts)
+
+
+def _write_page(path: Path, facts: dict[str, Any], *, store: Path) -> None:
+    from penstock.report.store_page import write_store_page
+
+    if path.resolve().is_relative_to(store.resolve()):
+        raise ConfigError(
+            f"{str(path)!r} lies inside the store, which holds its own files only", hint="write it beside the store"
+        )
+    write_store_page(path, facts)
+    note(f"wrote {one_line(str(path))}")
 
 
 def _print_piece(facts: dict[str, Any]) -> None:
@@ -238,33 +254,6 @@ def _row_facts(store: Any, row: int, seq_len: int | None, split: str) -> dict[st
     if seq_len is None:
         raise ConfigError("--row needs a row length", hint="add --seq-len, for instance --seq-len 1024")
     return describe_row(plan_concat(store, split=split, seq_len=seq_len), row, store.tokenizer())
-
-
-def _print_summary(facts: dict[str, Any]) -> None:
-    tokenizer = facts["tokenizer"]
-    controls = tokenizer["control_tokens"]
-    shown = ", ".join(list(controls)[:8]) + (f" and {len(controls) - 8} more" if len(controls) > 8 else "")
-    print_facts(
-        {
-            "store": one_line(f"{facts['store']} version {facts['version']}, {facts['created']}"),
-            "digest": facts["digest"],
-            "documents": f"{facts['documents']:,} of {facts['found']:,} files found",
-            "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
-            "layout": f"{facts['segments']} segments of {facts['dtype']}",
-            "tokenizer": one_line(
-                f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids, end token {tokenizer['end_id']}"
-            ),
-            "control tokens": one_line(f"{shown} (never made from text)"),
-            "added tokens kept": one_line(", ".join(tokenizer["kept_tokens"]) or "none"),
-            "sources": one_line(
-                ", ".join(f"{source['name']} from {source['location']}" for source in facts["sources"])
-            ),
-        }
-    )
-    _print_splits(facts)
-    _print_skipped(facts["skipped"])
-    for reason, examples in facts["skipped_examples"].items():
-        note(one_line(f"  {reason}: {', '.join(examples)}"))
 
 
 def verify(

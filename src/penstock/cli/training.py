@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -207,6 +208,7 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
     """What is trained on: the version's figures, and a few rows for the page."""
     from penstock.load.rows import describe_row
     from penstock.pack import plan_concat
+    from penstock.store.statistics import statistics
 
     counts = store.manifest.counts
     log.append(
@@ -215,6 +217,7 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
         store_version=store.version,
         digest=store.digest,
         **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
+        statistics=asdict(statistics(store)),
     )
     plan = plan_concat(store, split="train", seq_len=config.seq_len, boundaries=config.document_boundaries)
     tokenizer = store.tokenizer()

@@ -1,4 +1,4 @@
-"""Line charts as inline SVG, drawn without a script.
+"""Line charts and columns as inline SVG, drawn without a script.
 
 In: series of points. Out: a `figure` whose drawing follows the width of the page: the axis has a fixed width, the plot
 places things across in percent and down in pixels, so text keeps its size on a phone. Colours come from the page's
@@ -16,7 +16,7 @@ from penstock.report.markup import Markup, joined, tag
 from penstock.report.quantities import compact
 from penstock.report.scales import Point, Scale, scale_over, thinned
 
-__all__ = ["Chart", "Look", "Series", "bar", "chart_figure"]
+__all__ = ["Chart", "Columns", "Look", "Series", "bar", "chart_figure", "columns_figure"]
 
 MOST_POINTS = 800
 MOST_DOTS = 120
@@ -26,6 +26,8 @@ TICK_ROW_PIXELS = 24
 DIGIT_PIXELS = 7.2
 EDGE_SHARE = 0.04
 BARE_SHARE = 0.12
+COLUMN_GAP_SHARE = 0.12
+MOST_EDGE_LABELS = 8
 
 
 class Look(Enum):
@@ -63,6 +65,25 @@ class Chart:
     high_at_least: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """A histogram: `values` between `edges`, of which there is one more; `hints` are shown over a column."""
+
+    title: str
+    subtitle: str
+    description: str
+    readout: str
+    values: Sequence[float]
+    edges: Sequence[str]
+    hints: Sequence[str]
+    value_text: Callable[[float], str]
+    tone: str = "train"
+    height_pixels: int = 180
+
+
+Drawing = Chart | Columns
+
+
 def chart_figure(chart: Chart) -> Markup:
     """The chart, or a sentence where there are not two points to join."""
     drawn = [one for one in chart.series if any(y is not None for _, y in one.points)]
@@ -78,6 +99,32 @@ def chart_figure(chart: Chart) -> Markup:
     return tag("figure", head, frame, class_="chart")
 
 
+def columns_figure(chart: Columns) -> Markup:
+    """The histogram; the labels below it are thinned to what fits a phone."""
+    down = scale_over(chart.values, from_zero=True)
+    width = 100 / len(chart.values)
+    columns = [
+        tag(
+            "rect",
+            tag("title", hint),
+            x=f"{place * width + width * COLUMN_GAP_SHARE / 2:.3f}%",
+            width=f"{width * (1 - COLUMN_GAP_SHARE):.3f}%",
+            y=_pixel(chart, down, value),
+            height=round(_pixel(chart, down, 0) - _pixel(chart, down, value), 1),
+            class_=f"column {chart.tone}",
+        )
+        for place, (value, hint) in enumerate(zip(chart.values, chart.hints, strict=True))
+    ]
+    stride = -(-len(chart.edges) // MOST_EDGE_LABELS)
+    labels = [
+        _label_below(chart, chart.edges[place], place / len(chart.values))
+        for place in range(0, len(chart.edges), stride)
+    ]
+    plot = _named_plot(chart, [*_grid(chart, down), *labels, *columns])
+    head = tag("figcaption", _caption(chart))
+    return tag("figure", head, tag("div", _axis(chart, down), plot, class_="frame"), class_="chart")
+
+
 def bar(share: float, *, tone: str = "train") -> Markup:
     """A horizontal bar, `share` of the width it is given; decoration beside a printed number."""
     width = min(max(share, 0.0), 1.0) * 100
@@ -86,7 +133,7 @@ def bar(share: float, *, tone: str = "train") -> Markup:
     return tag("svg", track, filled, class_="bar", height=8, aria_hidden="true", focusable="false")
 
 
-def _caption(chart: Chart) -> Markup:
+def _caption(chart: Drawing) -> Markup:
     title = tag("span", tag("strong", chart.title), " ", tag("small", chart.subtitle))
     return tag("div", title, tag("span", chart.readout, class_="readout"), class_="caption")
 
@@ -102,11 +149,11 @@ def _legend(drawn: Sequence[Series]) -> Markup:
     return tag("ul", *entries, class_="legend")
 
 
-def _pixel(chart: Chart, down: Scale, value: float) -> float:
+def _pixel(chart: Drawing, down: Scale, value: float) -> float:
     return round(TOP_PIXELS + chart.height_pixels * (1 - down.share(value)), 1)
 
 
-def _axis(chart: Chart, down: Scale) -> Markup:
+def _axis(chart: Drawing, down: Scale) -> Markup:
     texts = [chart.value_text(tick) for tick in down.ticks]
     width = round(max(len(text) for text in texts) * DIGIT_PIXELS + 10)
     labels = [
@@ -116,16 +163,33 @@ def _axis(chart: Chart, down: Scale) -> Markup:
     return tag("svg", *labels, class_="axis", width=width, height=_total_height(chart), aria_hidden="true")
 
 
-def _total_height(chart: Chart) -> int:
+def _total_height(chart: Drawing) -> int:
     return TOP_PIXELS + chart.height_pixels + TICK_ROW_PIXELS
 
 
-def _plot(chart: Chart, drawn: Sequence[Series], *, across: Scale, down: Scale) -> Markup:
-    name = f"chart-{chart.title.lower().replace(' ', '-')}"
-    grid = [
+def _grid(chart: Drawing, down: Scale) -> list[Markup]:
+    return [
         tag("line", x1=0, x2="100%", y1=_pixel(chart, down, tick), y2=_pixel(chart, down, tick), class_="grid")
         for tick in down.ticks
     ]
+
+
+def _named_plot(chart: Drawing, drawn: Sequence[Markup]) -> Markup:
+    """The drawing with its name and what it says, for those who can't see it."""
+    name = f"chart-{chart.title.lower().replace(' ', '-')}"
+    return tag(
+        "svg",
+        tag("title", chart.title, id=f"{name}-title"),
+        tag("desc", chart.description, id=f"{name}-desc"),
+        *drawn,
+        class_="plot",
+        role="img",
+        aria_labelledby=f"{name}-title {name}-desc",
+        height=_total_height(chart),
+    )
+
+
+def _plot(chart: Chart, drawn: Sequence[Series], *, across: Scale, down: Scale) -> Markup:
     paths = joined([_lines(chart, one, across=across, down=down) for one in drawn])
     dots = [_dots(chart, one, across=across, down=down) for one in drawn]
     # The nested drawing alone is stretched; strokes keep their width by vector-effect, text and dots lie outside it.
@@ -138,19 +202,7 @@ def _plot(chart: Chart, drawn: Sequence[Series], *, across: Scale, down: Scale) 
         height=_total_height(chart),
         overflow="visible",
     )
-    return tag(
-        "svg",
-        tag("title", chart.title, id=f"{name}-title"),
-        tag("desc", chart.description, id=f"{name}-desc"),
-        *grid,
-        *_step_labels(chart, across),
-        stretched,
-        *dots,
-        class_="plot",
-        role="img",
-        aria_labelledby=f"{name}-title {name}-desc",
-        height=_total_height(chart),
-    )
+    return _named_plot(chart, [*_grid(chart, down), *_step_labels(chart, across), stretched, *dots])
 
 
 def _step_labels(chart: Chart, across: Scale) -> list[Markup]:
@@ -158,12 +210,14 @@ def _step_labels(chart: Chart, across: Scale) -> list[Markup]:
     # The first step is labelled too where no tick is near: steps are counted from 1, ticks are round.
     is_bare = not across.ticks or across.share(across.ticks[0]) > BARE_SHARE
     for tick in (across.low, *across.ticks) if is_bare else across.ticks:
-        share = across.share(tick)
-        anchor = "start" if share < EDGE_SHARE else "end" if share > 1 - EDGE_SHARE else "middle"
         text = f"{tick:,.0f}" if tick < 1e5 else compact(tick)
-        y = _total_height(chart) - 6
-        labels.append(tag("text", text, x=f"{share * 100:.2f}%", y=y, text_anchor=anchor))
+        labels.append(_label_below(chart, text, across.share(tick)))
     return labels
+
+
+def _label_below(chart: Drawing, text: str, share: float) -> Markup:
+    anchor = "start" if share < EDGE_SHARE else "end" if share > 1 - EDGE_SHARE else "middle"
+    return tag("text", text, x=f"{share * 100:.2f}%", y=_total_height(chart) - 6, text_anchor=anchor)
 
 
 def _runs_of_known(points: Sequence[Point]) -> list[list[tuple[float, float]]]:

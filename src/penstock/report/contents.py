@@ -10,6 +10,7 @@ from typing import Any
 
 from penstock.report import quantities
 from penstock.report.charts import bar
+from penstock.report.corpus import length_content, longest_content, origin_content
 from penstock.report.fields import finite, line_of, mapping, sequence
 from penstock.report.markup import Markup, clipped, joined, tag
 from penstock.report.run import Run, Sample
@@ -34,7 +35,13 @@ def data_content(run: Run) -> Markup:
         ("Digest", store.digest),
     ]
     tables = [_splits(store.splits), _skipped(store.skipped)]
-    return joined([fact_list(facts), tag("div", *tables, class_="pair")])
+    parts = [fact_list(facts), tag("div", *tables, class_="pair")]
+    if store.statistics:
+        lengths = length_content(store.statistics)
+        origins = tag("div", origin_content(store.statistics), longest_content(store.statistics), class_="stack")
+        more = tag("details", tag("summary", "Sources, languages, folders, longest documents"), origins)
+        parts += [tag("div", lengths, class_="below"), more]
+    return joined(parts)
 
 
 def _splits(splits: dict[str, Any]) -> Markup:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -21,8 +22,9 @@ from penstock.report.run import Run, read_run_records
 from penstock.report.sections import key_figures, sections
 from penstock.report.summary import headline
 
-__all__ = ["render_page", "write_page"]
+__all__ = ["glued", "render_page", "whole_page", "write_page"]
 
+FOOTER = "Written by penstock from records.jsonl. This page loads nothing and runs nothing."
 KNOWN_STATUSES = frozenset({"completed", "failed", "interrupted"})
 ICON = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><path d="M3 2v7a4 4 0 0 0 4 4h7" fill="none" '
@@ -42,8 +44,16 @@ def write_page(run_folder: Path) -> Path:
 def render_page(run: Run, *, name: str) -> str:
     """The whole page; `name` is what the run is called, its folder."""
     title = clipped(name, most_characters=80) or "run"
+    return whole_page(
+        title=title, header=_header(run, title), figures=key_figures(run), parts=sections(run), footer=FOOTER
+    )
+
+
+def whole_page(*, title: str, header: Markup, figures: Markup, parts: Sequence[tuple[str, Markup]], footer: str) -> str:
+    """A page of these parts, each (title, content), with links to them at its top, under the policy."""
     style = resources.files("penstock.report").joinpath("page.css").read_text(encoding="utf-8")
-    page = tag("html", _head(title, style=style), tag("body", _body(run, title)), lang="en")
+    body = tag("body", _body(header=header, figures=figures, parts=parts, footer=footer))
+    page = tag("html", _head(title, style=style), body, lang="en")
     return f"<!doctype html>\n{page}\n"
 
 
@@ -65,8 +75,7 @@ def _head(title: str, *, style: str) -> Markup:
     )
 
 
-def _body(run: Run, title: str) -> Markup:
-    parts = sections(run)
+def _body(*, header: Markup, figures: Markup, parts: Sequence[tuple[str, Markup]], footer: str) -> Markup:
     links = [tag("a", name, href=f"#{_anchor(name)}") for name, _ in parts]
     blocks = [
         tag(
@@ -80,10 +89,10 @@ def _body(run: Run, title: str) -> Markup:
     ]
     return joined(
         [
-            _header(run, title),
+            header,
             tag("nav", *links, aria_label="Sections") if links else Markup(""),
-            tag("main", key_figures(run), *blocks),
-            tag("footer", "Written by penstock from records.jsonl. This page loads nothing and runs nothing."),
+            tag("main", figures, *blocks),
+            tag("footer", footer),
         ],
         separator="\n",
     )
@@ -93,7 +102,7 @@ def _anchor(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def _glued(text: str) -> str:
+def glued(text: str) -> str:
     """The text with every number held to the word after it: no line ends between `1.63` and `M`."""
     return re.sub(r"(?<=\d) (?=[^\W\d])", "\N{NO-BREAK SPACE}", text)
 
@@ -105,5 +114,5 @@ def _header(run: Run, title: str) -> Markup:
         "header",
         tag("p", "penstock run", class_="mark"),
         tag("h1", tag("bdi", title), " ", pill),
-        tag("p", _glued(headline(run)), class_="lead", dir="auto"),
+        tag("p", glued(headline(run)), class_="lead", dir="auto"),
     )

@@ -50,6 +50,7 @@ class StoreFacts:
     num_bytes: int | None
     splits: dict[str, Any]
     skipped: dict[str, Any]
+    statistics: dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +246,7 @@ def _store(records: list[Record]) -> StoreFacts | None:
         num_bytes=whole(record.get("bytes")),
         splits=mapping(record.get("splits")),
         skipped=mapping(record.get("skipped")),
+        statistics=mapping(record.get("statistics")),
     )
 
 

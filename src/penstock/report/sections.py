@@ -32,7 +32,7 @@ from penstock.report.tables import (
     words,
 )
 
-__all__ = ["key_figures", "sections"]
+__all__ = ["figure", "key_figures", "sections"]
 
 MOST_DETAILS = 6
 MOST_COMMAND_CHARACTERS = 4000
@@ -47,26 +47,27 @@ def key_figures(run: Run) -> Markup:
     figures = []
     if change:
         small = f"from {quantities.decimal(change[0])}, {plural(measures.steps_done(run), 'step')}"
-        figures.append(_figure("Training loss", quantities.decimal(change[1]), small))
+        figures.append(figure("Training loss", quantities.decimal(change[1]), small))
     if last and last.bits_per_byte is not None:
         small = f"bits per byte, loss {quantities.decimal(last.loss)}" if last.loss is not None else "bits per byte"
-        figures.append(_figure(f"Held out: {last.split}", quantities.decimal(last.bits_per_byte), small))
+        figures.append(figure(f"Held out: {last.split}", quantities.decimal(last.bits_per_byte), small))
     if (rate := timing["tokens_per_second"]) is not None:
         stall = timing["data_stall_percent"]
         small = f"tokens/s, {quantities.percent(stall)} data stall" if stall is not None else "tokens/s"
-        figures.append(_figure("Speed", quantities.compact(rate), small))
+        figures.append(figure("Speed", quantities.compact(rate), small))
     if run.steps and (tokens := measures.tokens_trained(run)):
         small = f"tokens in {plural(measures.steps_done(run), 'step')}"
-        figures.append(_figure("Trained on", quantities.compact(tokens), small))
+        figures.append(figure("Trained on", quantities.compact(tokens), small))
     if run.store and run.store.tokens is not None:
         small = f"tokens, {run.store.documents or 0:,} documents"
-        figures.append(_figure("Store", quantities.compact(run.store.tokens), small))
+        figures.append(figure("Store", quantities.compact(run.store.tokens), small))
     if run.started is not None:
-        figures.append(_figure("Time", quantities.duration(run.seconds), _starts_text(run)))
+        figures.append(figure("Time", quantities.duration(run.seconds), _starts_text(run)))
     return tag("dl", *figures, class_="figures") if figures else NOTHING
 
 
-def _figure(name: str, value: str, small: str) -> Markup:
+def figure(name: str, value: str, small: str) -> Markup:
+    """A number to know, with its name and a remark."""
     return tag("div", tag("dt", name), tag("dd", tag("b", value), " ", tag("small", small)))
 
 

@@ -13,7 +13,7 @@ import mmap
 import os
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,8 @@ from penstock.store.layout import (
 from penstock.tokenize import Tokenizer, TokenizerSpec
 
 __all__ = ["Segment", "Store", "list_versions", "open_store"]
+
+TABLE_BATCH_ROWS = 2**16
 
 
 def list_versions(path: Path) -> list[int]:
@@ -242,6 +244,28 @@ class Store:
     def provenance(self) -> Any:
         """The documents table (pyarrow), row i for document i; checked and read on first use."""
         return self._provenance
+
+    def provenance_batches(self, columns: Sequence[str]) -> Iterator[Any]:
+        """Some columns of the documents table in batches (pyarrow), checked, without the rest of it in memory."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        entry = self._documents_entry()
+        with pa.memory_map(os.fsencode(self.path / entry.name)) as file:
+            content = file.read_buffer()
+            if content.size != entry.bytes or checksum_hex(content) != entry.checksum:
+                raise _damaged(self.path / entry.name, "its checksum isn't the manifest's")
+            try:
+                table = pa.parquet.ParquetFile(pa.BufferReader(content))
+                found = {column.name: str(column.type) for column in table.schema_arrow}
+                if found != DOCUMENTS_COLUMNS or table.metadata.num_rows != self.num_documents:
+                    raise _damaged(self.path / entry.name, f"it isn't the table of {self.num_documents} documents")
+                for batch in table.iter_batches(batch_size=TABLE_BATCH_ROWS, columns=list(columns)):
+                    if any(column.null_count for column in batch.columns):
+                        raise _damaged(self.path / entry.name, "a value is missing")
+                    yield batch
+            except (pa.ArrowException, OSError) as error:
+                raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({error})") from None
 
     def close(self) -> None:
         """Unmaps the segments."""
