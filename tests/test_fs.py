@@ -322,6 +322,72 @@ def test_permissions_follow_the_umask(tmp_path):
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o666 & ~umask
 
 
+@pytest.mark.parametrize("size", [0, 1, 4095, 4096, 4097, 1_000_003])
+@pytest.mark.parametrize("misaligned", [0, 1, 512])
+def test_past_the_page_cache_the_same_bytes_arrive(tmp_path, size, misaligned):
+    memory = np.random.default_rng(size).integers(0, 256, size + 3 * fs.DIRECT_ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % fs.DIRECT_ALIGNMENT + misaligned
+    data = memory[start : start + size]
+    with fs.atomic_file(tmp_path / "file") as file:
+        file.write_past_cache(data)
+        file.write(b"and more")
+    assert (tmp_path / "file").read_bytes() == data.tobytes() + b"and more"
+    assert file.bytes_written == size + 8
+
+
+def test_where_the_file_system_has_no_way_past_the_page_cache_it_is_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(fs, "_set_direct", lambda descriptor, wanted: False)
+    with fs.atomic_file(tmp_path / "file") as file:
+        file.write_past_cache(np.arange(5000))
+    assert (tmp_path / "file").read_bytes() == np.arange(5000).tobytes()
+
+
+def test_a_short_write_past_the_cache_is_completed_through_it(tmp_path, monkeypatch):
+    memory = np.arange(20_000, dtype=np.uint16)
+    whole, left = os.write, [100]  # 100 is no multiple of a block, so the next direct write is refused
+
+    def write(descriptor, view):
+        return whole(descriptor, view[: left.pop()] if left else view)
+
+    monkeypatch.setattr(fs, "_set_direct", lambda descriptor, wanted: True)
+    monkeypatch.setattr(os, "write", write)
+    with fs.atomic_file(tmp_path / "file") as file:
+        file.write_past_cache(memory)
+    assert (tmp_path / "file").read_bytes() == memory.tobytes()
+
+
+def test_an_error_past_the_cache_leaves_the_old_content(tmp_path, monkeypatch):
+    fs.write_atomic(tmp_path / "file", b"old")
+
+    def full(operation, path):
+        if operation == "write":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fs, "before_operation", full)
+    with pytest.raises(OSError, match="No space"), fs.atomic_file(tmp_path / "file") as file:
+        file.write_past_cache(np.arange(20_000))
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"file": b"old"}
+
+
+def test_a_lock_that_a_dead_holders_child_still_has_is_waited_for(tmp_path):
+    """The child lives on for a moment after its parent, as a forked worker does."""
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+from penstock import fs
+lock = fs.FolderLock(Path(sys.argv[1]))
+lock.acquire()
+if os.fork() == 0:
+    time.sleep(0.5)
+    os._exit(0)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "lock")], check=False, timeout=60)
+    assert done.returncode == -signal.SIGKILL
+    with fs.FolderLock(tmp_path / "lock") as lock:
+        assert lock.taken_over_from is not None
+
+
 def test_create_if_absent_keeps_what_is_there(tmp_path):
     assert fs.create_if_absent(tmp_path / "file", OLD) is True
     assert fs.create_if_absent(tmp_path / "file", NEW) is False

@@ -202,8 +202,15 @@ def default_workers(hardware: Hardware) -> int:
     return max(1, hardware.cpu_cores)
 
 
-def peak_memory_bytes() -> int:
-    """The most memory this process has held so far (resident, its children not included)."""
+def peak_memory_bytes(*, children: int = 0) -> int:
+    """The most memory this process has held so far (resident).
+
+    With `children`, so many times the most that any child which has ended held is added: more than the truth, since
+    pages that a fork shares are counted each time.
+    """
+    if children:
+        largest = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        return peak_memory_bytes() + children * (largest if sys.platform == "darwin" else largest * 1024)
     # getrusage on Linux also counts the process that started this one, up to its exec: a small worker of a 10 GB parent
     # would report 10 GB. The kernel's high-water mark of this program's own memory does not.
     try:

@@ -20,6 +20,7 @@ __all__ = ["BENCHMARKS", "format_table", "run_benchmark", "write_result"]
 
 BENCHMARKS: Mapping[str, str] = {
     "prepare": "penstock.bench.prepare",
+    "formats": "penstock.bench.formats",
     "load": "penstock.bench.load",
     "tokenize": "penstock.bench.tokenize",
     "train": "penstock.bench.train",

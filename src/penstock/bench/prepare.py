@@ -1,4 +1,5 @@
-"""`bench prepare`: raw files to a committed store, against the encoder's own speed and against Hugging Face datasets.
+"""`bench prepare`: raw files to a committed store, against the encoder's own speed and against Hugging Face datasets
+and datatrove.
 
 The ceiling is gigatoken with the documents already in memory and the ids thrown away, on the same number of threads, in
 three ways, of which the fastest counts. Measured with one encoder thread and with as many as there are cores: with one,
@@ -21,8 +22,9 @@ from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio,
 
 __all__ = ["Options", "run"]
 
-REQUIRED_SHARE_OF_ENCODER = 0.5
-REQUIRED_TIMES_DATASETS = 50.0
+REQUIRED_SHARE_OF_ENCODER = 0.6
+REQUIRED_TIMES_DATASETS = 100.0
+REQUIRED_TIMES_DATATROVE = 50.0
 MEMORY_LIMIT_GB = 2.0
 SMALLEST_CORPUS_MB = 200.0
 POOL_BATCH_BYTES = 32 * 2**20
@@ -34,6 +36,7 @@ CEILINGS = (
     "gigatoken in memory, a tokenizer per thread, 8 MiB a call",
 )
 DATASETS = "datasets map and save_to_disk"
+DATATROVE = "datatrove JSONL reader and tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,14 +97,12 @@ def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -
         for threads in _thread_counts(workers)
         for subject in _subjects_on(threads, common=common, folder=folder)
     ]
-    with_datasets = {
-        **common,
-        "workers": workers,
-        "sample_bytes": options.sample_bytes,
-        "out": str(folder / "datasets-out"),
-    }
-    peer = Subject(name=DATASETS, role=Role.PEER, task="preparing:map_with_datasets", settings=with_datasets)
-    return [*subjects, peer]
+    sampled = {**common, "workers": workers, "sample_bytes": options.sample_bytes, "out": str(folder / "peer-out")}
+    peers = [
+        Subject(name=DATASETS, role=Role.PEER, task="preparing:map_with_datasets", settings=sampled),
+        Subject(name=DATATROVE, role=Role.PEER, task="preparing:tokenize_with_datatrove", settings=sampled),
+    ]
+    return [*subjects, *peers]
 
 
 def _subjects_on(threads: int, *, common: dict[str, Any], folder: Path) -> list[Subject]:
@@ -168,6 +169,7 @@ def _ratios(rows: Mapping[str, Row], workers: int) -> list[Any]:
     return [
         *(_share_of_encoder(rows, threads) for threads in _thread_counts(workers)),
         ratio("prepare to datasets", rows[_on(OURS, workers)], rows[DATASETS], required=REQUIRED_TIMES_DATASETS),
+        ratio("prepare to datatrove", rows[_on(OURS, workers)], rows[DATATROVE], required=REQUIRED_TIMES_DATATROVE),
         ratio_to("peak memory of prepare to the limit", memory, MEMORY_LIMIT_GB, bound=Bound.AT_MOST),
         ratio_to("corpus to the smallest that counts", rows["corpus"], SMALLEST_CORPUS_MB),
     ]

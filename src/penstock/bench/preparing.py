@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute
 
 from penstock import fs
 from penstock.bench.corpus import corpus_documents, corpus_sources, evenly_sampled
 from penstock.errors import DamagedStoreError
 from penstock.hardware import peak_memory_bytes
 from penstock.sources import Source, Unit, UnitText
-from penstock.store import PrepareOptions, prepare, verify
+from penstock.store import PrepareOptions, open_store, prepare, verify
 from penstock.tokenize import load_tokenizer
 
-__all__ = ["map_with_datasets", "prepare_store"]
+__all__ = ["map_with_datasets", "prepare_store", "tokenize_with_datatrove"]
 
 
 class _TimedSource:
-    """A source that adds up what walking and reading take, and what was read."""
+    """A source that adds up what walking takes."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self.name = source.name
         self.location = source.location
         self.walk_seconds = 0.0
-        self.read_seconds = 0.0
-        self.document_bytes = 0
 
     def options(self) -> dict[str, Any]:
         return self._source.options()
@@ -43,11 +44,7 @@ class _TimedSource:
             yield unit
 
     def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
-        started = time.perf_counter()
-        text = self._source.read(unit, wanted=wanted)
-        self.read_seconds += time.perf_counter() - started
-        self.document_bytes += sum(document.num_bytes for document in text.documents)
-        return text
+        return self._source.read(unit, wanted=wanted)
 
     def close(self) -> None:
         self._source.close()
@@ -78,9 +75,10 @@ def prepare_store(
         sources, Path(out), tokenizer=opened, options=PrepareOptions(workers=workers), on_progress=on_progress
     )
     ended = time.perf_counter()
-    peak_memory = peak_memory_bytes()
+    peak_memory = peak_memory_bytes(children=workers if "processes" in result.workers else 0)
     walk_seconds = sum(source.walk_seconds for source in sources)
-    document_bytes = sum(source.document_bytes for source in sources)
+    with open_store(out) as store:
+        document_bytes = pyarrow.compute.sum(store.provenance()["text_bytes"]).as_py()
     tokens = sum(entry.tokens for entry in result.manifest.segments)
     verify_seconds = _verified(Path(out))
     store_bytes = sum(path.stat().st_size for path in Path(out).rglob("*") if path.is_file())
@@ -94,11 +92,11 @@ def prepare_store(
         "verify_seconds": verify_seconds,
         "phases": {
             "tokenizer file": tokenizer_seconds,
-            "walk": walk_seconds,
-            "self-check, read, encode, write": units_done - started - tokenizer_seconds - walk_seconds,
+            "self-check, walk, read, encode, write": units_done - started - tokenizer_seconds,
             "index, commit": ended - units_done,
         },
-        "read_seconds_of_the_reader_thread": sum(source.read_seconds for source in sources),
+        "walk_seconds_beside_the_work": walk_seconds,
+        "workers": result.workers,
         "document_bytes": document_bytes,
         "documents": result.manifest.num_documents,
         "tokens": tokens,
@@ -151,4 +149,56 @@ def map_with_datasets(
         "megabytes": megabytes,
         "documents": len(sample),
         "peak_memory_bytes": peak_memory_bytes(),
+    }
+
+
+def tokenize_with_datatrove(
+    *, inputs: Sequence[str], tokenizer: str, workers: int, sample_bytes: int, out: str
+) -> dict[str, Any]:
+    """datatrove: JSONL reader and document tokenizer, a process per worker, no shuffling.
+
+    Counted from the start of its executor to the last file; writing the JSONL it reads isn't.
+    """
+    import logging
+
+    from datatrove.executor import LocalPipelineExecutor
+    from datatrove.pipeline.readers import JsonlReader
+    from datatrove.pipeline.tokens import DocumentTokenizer
+    from loguru import logger
+
+    logger.remove()
+    logging.disable(logging.WARNING)
+    folder = Path(out)
+    sample = evenly_sampled(corpus_documents(inputs), sample_bytes)
+    fs.make_folder(folder / "input")
+    for number in range(workers):
+        lines = (json.dumps({"text": text.decode(), "id": str(n)}) for n, text in enumerate(sample[number::workers]))
+        fs.write_atomic(folder / "input" / f"{number}.jsonl", "\n".join(lines).encode())
+    spec = load_tokenizer(tokenizer).spec
+    plain = folder / "tokenizer.json"
+    fs.write_atomic(plain, spec.source_json)
+    end_token = next(name for name, token in spec.control_tokens.items() if token == spec.end_id)
+    started = time.perf_counter()
+    LocalPipelineExecutor(
+        pipeline=[
+            JsonlReader(str(folder / "input"), doc_progress=False, file_progress=False),
+            DocumentTokenizer(
+                str(folder / "tokens"), tokenizer_name_or_path=str(plain), eos_token=end_token, shuffle_documents=False
+            ),
+        ],
+        tasks=workers,
+        workers=workers,
+        logging_dir=str(folder / "logs"),
+        start_method="fork",
+    ).run()
+    seconds = time.perf_counter() - started
+    written = sum(path.stat().st_size for path in (folder / "tokens").glob("*.ds"))
+    fs.remove_tree(folder)
+    megabytes = sum(map(len, sample)) / 1e6
+    return {
+        "megabytes_per_second": megabytes / seconds,
+        "seconds": seconds,
+        "megabytes": megabytes,
+        "documents": len(sample),
+        "written_bytes": written,
     }

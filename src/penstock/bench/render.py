@@ -17,6 +17,7 @@ Result = Mapping[str, Any]
 
 _TITLES = {
     "prepare": "Raw files to a committed store",
+    "formats": "Tables and git history to a committed store",
     "load": "Shuffled batches from a store",
     "tokenize": "Documents in memory to ids",
     "train": "Training steps",
@@ -26,8 +27,9 @@ _TITLES = {
 _NOTES = {
     "prepare": """Ours counts from opening the tokenizer file to the commit: self-check, walk, reading, encoding,
 checksums, fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the
-fastest of its three rows counts. datasets gets an even sample of the same documents, already in memory, and packs
-nothing.""",
+fastest of its three rows counts. datasets and datatrove get an even sample of the same documents, datasets in
+memory, datatrove as JSONL, and pack nothing.""",
+    "formats": """Same counting as above; megabytes are of the text itself, without the escapes of its format.""",
     "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against
 others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Promises
 are judged on our loader as users get it, filled ahead by a thread, against litdata's fastest row.""",

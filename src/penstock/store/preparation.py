@@ -65,7 +65,7 @@ class PrepareOptions:
     split: str = DEFAULT_SPLIT
     dedup: str = "exact"
     seed: int = 0
-    workers: int = 1
+    workers: int = 1  # processes where they can be forked, threads elsewhere
     unit_bytes: int = DEFAULT_UNIT_BYTES
     vocab_size: int = DEFAULT_VOCAB_SIZE
     break_lock: bool = False
@@ -82,6 +82,7 @@ class PrepareResult:
     units_taken_over: int
     documents_reused: int
     committed: bool
+    workers: str
     tokenizer_engine: dict[str, Any] = field(default_factory=dict)
 
 
@@ -149,6 +150,7 @@ class _Job:
         self._version = (versions[-1] if versions else 0) + 1
         self._known = _KnownDocuments(self._previous, tokenizer)
         self._rooms = _Rooms(tokenizer.dtype)
+        self._in_processes = options.workers > 1 and can_fork()
         self._units_taken_over = 0
         self._documents_reused = 0
         source_options = [self._sources[name].options() for name in sorted(self._sources)]
@@ -188,6 +190,7 @@ class _Job:
             units_taken_over=self._units_taken_over,
             documents_reused=self._documents_reused,
             committed=committed,
+            workers=f"{self._options.workers} {'processes' if self._in_processes else 'threads'}",
             tokenizer_engine=self._tokenizer.describe_engine(),
         )
 
@@ -245,7 +248,7 @@ class _Job:
     def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, int]]:
         """Each unit with the number of its documents that were taken over from an earlier version."""
         workers = self._options.workers
-        if workers > 1 and can_fork():
+        if self._in_processes:
             _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
             return run_units_in_processes(
                 units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
