@@ -23,7 +23,7 @@ import numpy as np
 
 from penstock.errors import InputError
 from penstock.sources.document import printable
-from penstock.sources.rows import RowRenderer, TextColumn, shown_columns
+from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
 from penstock.sources.table_files import Piece, TableFile, cut_evenly
 from penstock.sources.table_rows import MAX_FACT_CHARACTERS, RowDocuments
 
@@ -155,15 +155,10 @@ def _with_columns(
             columns: tuple[str, ...] = (renderer.column(names, texts=texts),)
         else:
             columns = renderer.columns(names)
+        refuse_missing(names, needed=columns, named=named)
     except InputError as error:
         raise InputError(f"{where}: {error.message}", hint=error.hint) from None
     needed = dict.fromkeys([*columns, *named])
-    for name in needed:
-        if names.count(name) != 1 and (name in names or name in named):
-            met = "isn't there" if name not in names else "is there twice"
-            raise InputError(
-                f"{where}: the column {name!r} {met}; columns: {shown_columns(names)}", hint="name another"
-            )
     scalars = [field.name for field in schema if _is_fact(field.type) and names.count(field.name) == 1]
     read = dict.fromkeys([*needed, *(name for name in scalars if name not in heavy)])
     return file.with_columns(columns, header=tuple(name for name in read if name in names))

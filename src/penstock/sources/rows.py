@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from penstock.errors import InputError, nearest_first
 from penstock.sources.document import Part, printable
 
-__all__ = ["BadRowError", "RowRenderer", "TextColumn", "shown_columns"]
+__all__ = ["BadRowError", "RowRenderer", "TextColumn", "refuse_missing"]
 
 TEXT_COLUMNS = ("text", "content", "contents", "body", "code", "document", "raw_content", "markdown", "story")
 COLUMNS_SHOWN = 20
@@ -97,7 +97,7 @@ class TextColumn:
             known = "isn't text" if self.text_field in available else "isn't there"
             nearest = nearest_first(self.text_field, texts[:COLUMNS_SHOWN])
             raise InputError(
-                f"the column {self.text_field!r} {known}; columns: {shown_columns(available)}",
+                f"the column {self.text_field!r} {known}; columns: {_shown(available)}",
                 hint=f"name a column of text with --text-field: {nearest or 'there is none'}",
             )
         for name in TEXT_COLUMNS:
@@ -107,7 +107,7 @@ class TextColumn:
         if only and len(texts) == 1:
             return texts[0]
         raise InputError(
-            f"no column of text; columns: {shown_columns(available)}",
+            f"no column of text; columns: {_shown(available)}",
             hint="name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS),
         )
 
@@ -136,7 +136,25 @@ class TextColumn:
         return {"kind": "text", "text_field": self.text_field}
 
 
-def shown_columns(columns: Sequence[str]) -> str:
+def refuse_missing(available: Sequence[str], *, needed: Sequence[str], named: Sequence[str]) -> None:
+    """Raises `InputError` when a named column isn't there, or one that is read is there twice.
+
+    Args:
+        available: the table's columns.
+        needed: what a renderer reads; it knows itself whether it can do without.
+        named: those that the user named.
+    """
+    for name in dict.fromkeys([*needed, *named]):
+        count = available.count(name)
+        if count > 1 or (count == 0 and name in named):
+            met = "is there twice" if count else "isn't there"
+            raise InputError(
+                f"the column {name!r} {met}; columns: {_shown(available)}",
+                hint=f"name another one: {nearest_first(name, list(available)[:COLUMNS_SHOWN])}",
+            )
+
+
+def _shown(columns: Sequence[str]) -> str:
     """Column names for a message: a few, and nothing that moves a cursor."""
     more = f" and {len(columns) - COLUMNS_SHOWN} more" if len(columns) > COLUMNS_SHOWN else ""
     names = ", ".join(printable(name[:80].encode("utf-8", "backslashreplace")) for name in columns[:COLUMNS_SHOWN])

@@ -182,12 +182,12 @@ class TablesSource:
             os.close(descriptor)
 
     def _cut(self, file: TableFile, descriptor: int, unit_bytes: int) -> Iterator[Piece]:
+        named = [name for name in (self._options.id_field, self._options.group_field) if name is not None]
         if file.format not in TEXT_FORMATS:
-            named = [name for name in (self._options.id_field, self._options.group_field) if name is not None]
             yield from column_pieces(file, descriptor, self._renderer, named, unit_bytes)
             return
         try:
-            file = described(file, descriptor, self._renderer, limit=line_limit(self._max_bytes))
+            file = described(file, descriptor, self._renderer, named, limit=line_limit(self._max_bytes))
         except InputError as error:
             raise InputError(f"{self._shown(file)}: {error.message}", hint=error.hint) from None
         yield from text_pieces(file, descriptor, unit_bytes)

@@ -15,14 +15,14 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import orjson
 
 from penstock.errors import InputError
 from penstock.sources.document import printable
-from penstock.sources.rows import RowRenderer, TextColumn
+from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
 from penstock.sources.streams import (
     BLOCK_BYTES,
     CHUNK_BYTES,
@@ -48,7 +48,9 @@ def line_limit(max_document_bytes: int) -> int:
     return 4 * max_document_bytes + 2**16
 
 
-def described(file: TableFile, descriptor: int, renderer: RowRenderer, *, limit: int) -> TableFile:
+def described(
+    file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], *, limit: int
+) -> TableFile:
     """The file with its columns: a CSV's from the header, a JSONL's from its first row that can be parsed.
 
     Raises:
@@ -63,7 +65,9 @@ def described(file: TableFile, descriptor: int, renderer: RowRenderer, *, limit:
         # Without any row to go by the column is anyone's guess; each line is counted under its own reason anyway.
         return file.with_columns((renderer.column(names, texts=names, only=False),) if names else ("text",))
     header, header_end = _header(file, descriptor, limit=limit)
-    return file.with_columns(renderer.columns(header), header=header, header_end=header_end)
+    columns = renderer.columns(header)
+    refuse_missing(header, needed=columns, named=named)
+    return file.with_columns(columns, header=header, header_end=header_end)
 
 
 def _records_from_start(file: TableFile, descriptor: int, *, limit: int) -> Iterator[Record]:
