@@ -124,7 +124,10 @@ REACHABLE = {
         pre_tokenizers.Split(Regex(r"\z"), "isolated"),
     ),
     "a name that holds `unk`": lambda: byte_level(spelt("chunk"), added=[control("chunk")]),
-    "a unigram piece": lambda: with_end(Reference(models.Unigram([("<unk>", 0.0), ("STOP", -1.0)], unk_id=0))),
+    "a unigram piece": lambda: with_end(
+        Reference(models.Unigram([("<unk>", 0.0), ("STOP", -1.0)], unk_id=0)),
+        pre_tokenizers.Split(Regex(r"\z"), "isolated"),
+    ),
 }
 
 
@@ -137,6 +140,18 @@ def test_a_tokenizer_whose_text_reaches_a_control_is_refused(shape: str):
     assert name in tokenizer.spec.control_tokens
     with pytest.raises(TokenizerError, match=name):
         tokenizer.encode([b"text"])
+
+
+@pytest.mark.parametrize("splitter", [pre_tokenizers.Metaspace(), pre_tokenizers.Whitespace()])
+def test_a_control_among_unigram_pieces_is_out_of_reach_where_no_space_gets_to_the_model(splitter: Any):
+    pieces = [("<unk>", 0.0), ("STOP", 0.0), *((letter, -5.0) for letter in "▁STOPx")]
+    reference = with_end(Reference(models.Unigram(pieces, unk_id=0)), splitter)
+    reference.add_special_tokens([control("STOP")])
+    tokenizer = loaded(reference)
+    for text in (b"STOP", b" STOP", b"x STOP x", b"xSTOPx"):
+        assert 1 not in ids_of(tokenizer, [text])[0]
+    assert tokenizer.spec.control_tokens["STOP"] == 1
+    assert "STOP" in tokenizer.decode([1, 6])
 
 
 def test_the_last_of_many_controls_is_checked_like_the_first():

@@ -1,4 +1,7 @@
-"""A `--tokenizer` value to a Tokenizer: a tokenizer.json, a folder that holds one, or a .tiktoken rank file.
+"""A `--tokenizer` value to a Tokenizer: a tokenizer.json, a folder, a .tiktoken, a SentencePiece model, or a hub id.
+
+What a value is gets decided by looking: a path that exists is that path, whatever it is called; anything else that can
+be an id of the Hugging Face hub is one (see `hub`). Folders without a tokenizer.json are read by `folders`.
 
 Rank files hold no split pattern and no control tokens; both are known for the published names. They become a
 tokenizer.json, so that one format is stored and one digest is defined. Costs about a second per 100,000 ranks.
@@ -14,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TokenizerError, nearest_first
+from penstock.tokenize.folders import folder_json
+from penstock.tokenize.hub import hub_folder, is_hub_id
+from penstock.tokenize.sentencepiece import SentencePieceModel, sentencepiece_json
 from penstock.tokenize.specification import TokenizerSpec, character_of_byte
 from penstock.tokenize.tokenizer import Tokenizer
 
@@ -68,48 +74,42 @@ ENCODINGS = {
 }
 
 
-def load_tokenizer(value: str, *, end_token: str | None = None) -> Tokenizer:
-    """Loads a tokenizer from a path.
+def load_tokenizer(value: str, *, end_token: str | None = None, network: bool = False) -> Tokenizer:
+    """Loads a tokenizer from a path or by its id on the Hugging Face hub.
+
+    Args:
+        value: a tokenizer.json, a folder, a .tiktoken or .model file, or a hub id such as `gpt2`.
+        end_token: name of the token put after each document; found by itself when None.
+        network: whether a hub id that isn't on this disk may be downloaded.
 
     Raises:
         TokenizerError: nothing is there, or it isn't a tokenizer.
     """
     path = Path(value)
     if path.is_dir():
-        return _from_folder(path, end_token)
-    if not path.is_file():
+        source, named_end = folder_json(path)
+    elif path.is_file():
+        source, named_end = _file_json(path)
+    elif is_hub_id(value):
+        source, named_end = folder_json(hub_folder(value, network=network))
+    else:
         raise TokenizerError(
             f"tokenizer {value!r} doesn't exist",
-            hint="give a tokenizer.json, a folder that holds one, or a .tiktoken file; without one, one is trained",
+            hint="give a tokenizer.json, a folder that holds one, a .tiktoken or SentencePiece .model file, or a hub id"
+            " such as gpt2; without one, one is trained",
         )
+    spec = TokenizerSpec.from_json(source, origin=value, end_token=end_token or named_end)
+    return Tokenizer(spec, origin=value)
+
+
+def _file_json(path: Path) -> tuple[bytes, str | None]:
+    """The tokenizer.json of a file, and the end token that it names."""
     if path.suffix == ".tiktoken":
-        source = _tiktoken_to_json(path)
-        return Tokenizer(TokenizerSpec.from_json(source, origin=value, end_token=end_token), origin=value)
-    return Tokenizer.from_file(path, end_token=end_token)
-
-
-def _from_folder(folder: Path, end_token: str | None) -> Tokenizer:
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise TokenizerError(
-            f"folder {str(folder)!r} holds no tokenizer.json",
-            hint="save it there with `AutoTokenizer.from_pretrained(NAME).save_pretrained(FOLDER)`",
-        )
-    return Tokenizer.from_file(path, end_token=end_token or _configured_end_token(folder))
-
-
-def _configured_end_token(folder: Path) -> str | None:
-    """`eos_token` of the folder's tokenizer_config.json, which says it as a string or as an object."""
-    path = folder / "tokenizer_config.json"
-    if not path.is_file():
-        return None
-    try:
-        token = json.loads(path.read_bytes()).get("eos_token")
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise TokenizerError(f"{path} isn't a JSON object: {error}", hint="mend or remove that file") from None
-    if isinstance(token, dict):
-        token = token.get("content")
-    return token if isinstance(token, str) else None
+        return _tiktoken_to_json(path), None
+    if path.suffix == ".model":
+        model = SentencePieceModel.from_bytes(path.read_bytes(), origin=str(path))
+        return sentencepiece_json(model), model.end_piece
+    return path.read_bytes(), None
 
 
 def _tiktoken_to_json(path: Path) -> bytes:

@@ -95,9 +95,10 @@ class TokenizerSpec:
         around = {*prefix, end_id}
         control |= {name: token for name, token in known.items() if token in around}
         kept = [token for token in added if token["content"] not in control]
+        encoder = {**content, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None}
         return cls(
             source_json=source_json,
-            encoder={**content, "added_tokens": kept, "post_processor": None, "truncation": None, "padding": None},
+            encoder=_with_unreachable_pieces(encoder, control),
             control_tokens=control,
             kept_tokens={token["content"]: token["id"] for token in kept},
             begin_ids=prefix,
@@ -235,6 +236,28 @@ def _vocabulary(content: dict[str, Any]) -> dict[str, int]:
     if isinstance(vocabulary, dict):
         return vocabulary
     return {entry[0]: number for number, entry in enumerate(vocabulary)}  # Unigram: a list of [piece, score]
+
+
+def _with_unreachable_pieces(encoder: dict[str, Any], control: dict[str, int]) -> dict[str, Any]:
+    """The encoder with Unigram's control pieces respelt with a space, which no text it sees has.
+
+    A Unigram model finds its pieces wherever text spells them, `</s>` too (T5's and every other SentencePiece model
+    has it among its pieces). Where spaces are replaced or cut out before the model, a piece with one is never found.
+    """
+    if encoder["model"].get("type") != "Unigram" or not _hides_spaces(encoder):
+        return encoder
+    pieces = [[f" {piece}" if piece in control else piece, *rest] for piece, *rest in encoder["model"]["vocab"]]
+    return {**encoder, "model": {**encoder["model"], "vocab": pieces}}
+
+
+def _hides_spaces(encoder: dict[str, Any]) -> bool:
+    """Whether no space reaches the model, in any text."""
+    cutters = {"Metaspace", "Whitespace", "WhitespaceSplit", "BertPreTokenizer"}
+    replaced = any(
+        step.get("type") == "Replace" and step.get("pattern") == {"String": " "} and " " not in step.get("content", " ")
+        for step in _components(encoder.get("normalizer"))[-1:]
+    )
+    return replaced or not cutters.isdisjoint(_component_types(encoder.get("pre_tokenizer")))
 
 
 def _components(part: Any) -> list[dict[str, Any]]:
