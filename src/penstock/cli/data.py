@@ -34,7 +34,7 @@ def prepare(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="tokenizer.json, a folder with one, or a .tiktoken file. Default: the store's, else trained."
+            help="File (tokenizer.json, .tiktoken, .model), folder or hub id. Default: the store's, else trained."
         ),
     ] = None,
     end_token: Annotated[str | None, typer.Option(help="Name of the token after each document.")] = None,
@@ -99,7 +99,7 @@ def prepare(
         network=network,
     )
     sources = sources_from_inputs(inputs, options=input_options)
-    loaded = load_tokenizer(tokenizer, end_token=end_token) if tokenizer else None
+    loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
     options = PrepareOptions(
         split=split,
         dedup=dedup,
