@@ -9,6 +9,8 @@ single  one document: two of three splits are empty
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,6 +91,19 @@ def build(path: Path, documents: dict[bytes, tuple[Part, ...]], *, wide: bool = 
     options = PrepareOptions(split="train=60,val=25,test=15", dedup="off")
     prepare([MemorySource(documents)], path, tokenizer=byte_tokenizer(wide=wide), options=options)
     return path
+
+
+@pytest.fixture
+def tmp_path(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that can be: tests of hundreds of small exports would wait for the disk otherwise."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path
+        return
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="penstock-test-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

@@ -280,7 +280,7 @@ class PublishedReader:
     """Reads an indexed data set as `_IndexReader` and `_MMapBinReader` of NVIDIA/Megatron-LM,
     megatron/core/datasets/indexed_dataset.py, do."""
 
-    TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 6: np.float64, 7: np.float32, 8: np.uint16}
+    TYPES = (None, np.uint8, np.int8, np.int16, np.int32, np.int64, np.float64, np.float32, np.uint16)
 
     def __init__(self, prefix: Path) -> None:
         index = prefix.with_name(prefix.name + ".idx")

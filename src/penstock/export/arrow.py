@@ -29,6 +29,7 @@ __all__ = ["write_split", "write_summary"]
 
 # As many rows as `datasets` puts into a record batch: its look-up of single rows is made for that.
 RECORDS_AT_ONCE = 1000
+BUFFER_BYTES = 2**20
 LISTS = {"input_ids": "int32", "attention_mask": "int8", "labels": "int32"}
 
 
@@ -62,7 +63,9 @@ def _write_table(job: SplitJob, name: str, columns: list[str], batches: Iterator
     schema = pa.schema([(column, types[column]) for column in columns])
     with (
         job.folder.file(job.prefix + name) as file,
-        pa.ipc.new_stream(pa.PythonFile(file, mode="w"), schema) as stream,
+        # Arrow writes every buffer and its padding by itself.
+        pa.BufferedOutputStream(pa.PythonFile(file, mode="w"), BUFFER_BYTES) as buffered,
+        pa.ipc.new_stream(buffered, schema) as stream,
     ):
         for batch in batches:
             stream.write_batch(pa.record_batch([batch[column] for column in columns], schema=schema))

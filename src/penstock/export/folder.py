@@ -183,12 +183,12 @@ def _put_in_place(temporary: Path, out: Path) -> None:
         fs.replace_tree(temporary, out)  # renaming over an empty folder is one step too
         return
     old = fs.temporary_path(out)
-    fs.replace_tree(out, old)
     try:
+        fs.replace_tree(out, old)
         fs.replace_tree(temporary, out)
     except OSError:
-        if not out.exists():
-            with contextlib.suppress(OSError):
+        if old.exists() and not out.exists():
+            with contextlib.suppress(OSError):  # the first error is the one to tell
                 fs.replace_tree(old, out)
         raise
     fs.remove_tree(old)
