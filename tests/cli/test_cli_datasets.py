@@ -11,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from penstock.cli import _run
+from penstock.store import document_origin, document_text, open_store, verify
 
 
 def load_caches() -> ModuleType:
@@ -66,6 +67,15 @@ def test_the_list_says_what_is_there_how_much_and_whether_all_of_it(home, listin
     assert "1 of 2" in config["splits"]["train"]["problem"]
 
 
+def test_to_list_is_not_to_use(home, listing):
+    old = 1_500_000_000
+    for path in home.home.rglob("*"):
+        if path.is_file():
+            os.utime(path, (old, old))
+    listing()
+    assert {entry["last_used"] for entry in listing()["datasets"]} == {"2017-07-14T02:40:00+00:00"}
+
+
 def test_blobs_are_counted_once(home, listing):
     data = caches.parquet(["the same"] * 100)
     home.raw("org/twice", {"a/train.parquet": data, "b/train.parquet": data})
@@ -90,6 +100,8 @@ def test_manifests_are_found_by_name_by_word_by_task_and_by_path(home, listing, 
     inside = home.datasets / "roneneldan___tiny_stories" / "default"
     by_path = manifest(experts / "d.json", {"path": os.path.relpath(inside, experts)})
     manifest(experts / "e.json", {"path": "data/train.jsonl", "_note": "roneneldan/TinyStories"})
+    (experts / "local" / "org" / "name").mkdir(parents=True)  # a folder of that name is that folder
+    manifest(experts / "local" / "h.json", {"path": "org/name"})
     manifest(experts / ".hidden" / "f.json", {"path": "org/name"})
     nested = {"schema_version": "2.0", "base_models": [{"adapters": [{"training": {"dataset": {"path": "org/name"}}}]}]}
     (experts / "g.json").write_text(json.dumps(nested))
@@ -167,19 +179,21 @@ def test_presets_are_listed(listing):
     assert {"wikitext-103", "tinystories", "openwebtext"} <= presets.keys()
 
 
-def test_folders_that_are_not_there_are_refused(home, penstock):
-    penstock("datasets", "--cache", "nowhere", expect=1).assert_one_error()
-    penstock("datasets", "--manifests", "nowhere", expect=1).assert_one_error()
+@pytest.mark.parametrize("option", ["--cache", "--manifests"])
+def test_folders_that_are_not_there_are_refused(home, capsys: pytest.CaptureFixture[str], option: str):
+    assert _run(["datasets", option, "nowhere"], debug=False) == 1
+    assert [line.split(":")[0] for line in capsys.readouterr().err.splitlines()] == ["error", "hint"]
 
 
-def test_a_cached_data_set_is_prepared_and_the_store_verifies(home, penstock, tokenizer_file):
+def test_a_cached_data_set_is_prepared_and_the_store_verifies(home, penstock, tokenizer_file, tmp_path: Path):
     texts = [f"story number {number}, long enough to be split" for number in range(50)]
     home.raw("org/stories", {"train.parquet": caches.parquet(texts), "test.parquet": caches.parquet(["t"])})
     facts = penstock("prepare", "hf:org/stories", "--tokenizer", tokenizer_file, "--out", "s", "--json").json
     assert (facts["documents"], facts["skipped"]) == (50, {"other-split": 1})
-    assert penstock("verify", "s", "--json").json["ok"]
-    shown = penstock("inspect", "s", "--doc", 7, "--json").json
-    assert shown["key"] == "org--stories/train/train.parquet#000000000000007"
-    assert shown["text"] == texts[7]
-    penstock("prepare", "hf:org/storeys", "--out", "t", expect=1).assert_one_error()
-    penstock("prepare", "hf:org/name", "--out", "t", expect=1).assert_one_error()
+    assert verify(tmp_path / "s") == []
+    with open_store(tmp_path / "s") as store:
+        assert document_text(store, 7, store.tokenizer()) == texts[7]
+        assert document_origin(store, 7).key == "org--stories/train/train.parquet#000000000000007"
+    error = penstock("prepare", "hf:org/name", "--out", "t", expect=1)
+    error.assert_one_error()
+    assert "1 of 2" in error.err

@@ -19,7 +19,7 @@ from penstock.errors import InputError, MissingExtraError
 from penstock.sources import InputOptions, TableOptions, sources_from_inputs
 from penstock.sources.huggingface import PRESETS, readings_of
 from penstock.sources.huggingface_cache import Scan, cache_folders
-from penstock.sources.huggingface_files import missing_shards, parse_card, splits_of
+from penstock.sources.huggingface_files import missing_shards, parse_card, splits_of, tables_among
 from penstock.sources.huggingface_processed import find_processed
 from penstock.sources.huggingface_repository import find_hub
 
@@ -164,15 +164,15 @@ def test_any_text_is_read_or_refused(text: str):
     ],
 )  # fmt: skip
 def test_splits_follow_the_names_of_files_and_folders(paths, config, expected):
-    found = splits_of(paths, parse_card(""), config)
+    found = splits_of(tables_among(paths), parse_card(""), config)
     assert {split: sorted(files) for split, files in found.items()} == {k: sorted(v) for k, v in expected.items()}
 
 
 def test_splits_follow_the_readme():
     card = parse_card(CARD)
     assert card.default == "small"
-    assert splits_of(list(REPOSITORY), card, None) == {"train": ("small/only.jsonl",)}
-    assert splits_of(list(REPOSITORY), card, "big")["test"] == ("big/test-00000-of-00001.parquet",)
+    assert splits_of(tables_among(REPOSITORY), card, None) == {"train": ("small/only.jsonl",)}
+    assert splits_of(tables_among(REPOSITORY), card, "big")["test"] == ("big/test-00000-of-00001.parquet",)
     assert card.rows["big"] == {"train": 4, "test": 1}
 
 
@@ -192,7 +192,7 @@ def test_splits_follow_the_readme():
 )
 def test_patterns_of_a_readme_meet_only_the_repository(data_files: str, expected: list[str]):
     card = parse_card(f"---\nconfigs:\n- config_name: c\n  {data_files}\n---\n")
-    found = splits_of(["a.csv", "x/b.csv", "x/y/c.csv", "README.md"], card, None)
+    found = splits_of(tables_among(["a.csv", "x/b.csv", "x/y/c.csv", "README.md"]), card, None)
     assert [path for files in found.values() for path in files] == expected
 
 
@@ -325,6 +325,25 @@ def test_raw_files_are_read_by_their_names_where_there_is_no_readme(home):
     home.raw("org/name", files)
     assert texts("hf:fineweb-edu") == ["edu"]
     assert texts("hf:org/name/big:test") == ["five"]
+
+
+def test_a_readme_with_several_configs_and_no_default_needs_one_named(home):
+    home.raw("org/name", {**REPOSITORY, "README.md": CARD.replace("  default: true\n", "").encode()})
+    error = refusal("hf:org/name")
+    assert "big, small" in error.message
+    assert "hf:org/name/big" in error.hint
+    home.raw("org/bare", {"README.md": CARD.encode()})
+    assert "none of its tables is here" in refusal("hf:org/bare").message
+
+
+def test_what_can_not_be_seen_whole_is_refused(home, monkeypatch: pytest.MonkeyPatch):
+    home.raw("org/name", REPOSITORY)
+    monkeypatch.setattr(Scan.__init__, "__kwdefaults__", {"max_entries": 9})
+    assert "beyond-limit" in refusal("hf:org/name").message
+    monkeypatch.undo()
+    monkeypatch.setenv("HF_HOME", str(home.home))
+    home.raw("org/deep", {"train.jsonl": caches.jsonl(["a"]), "x/" * 40 + "train.jsonl": caches.jsonl(["b"])})
+    assert "too-deep" in refusal("hf:org/deep").message
 
 
 def test_the_processed_cache_comes_first_and_the_raw_one_fills_in(home):

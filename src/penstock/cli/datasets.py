@@ -13,6 +13,8 @@ from penstock.cli.output import human_bytes, note, one_line, print_json, print_t
 from penstock.errors import InputError
 
 MANIFESTS_SHOWN = 3
+# The default folder is wherever the user stands, which may be a home folder.
+MANIFEST_ENTRIES = 200_000
 
 
 def datasets(
@@ -73,7 +75,7 @@ def _listing(cache: Path | None, manifests: Path) -> dict[str, Any]:
     if not manifests.is_dir():
         raise InputError(f"--manifests {str(manifests)!r} is no folder", hint="name a folder with training manifests")
     folders = _folders_in(cache) if cache else cache_folders()
-    scan, manifest_scan = Scan(), Scan()
+    scan, manifest_scan = Scan(), Scan(max_entries=MANIFEST_ENTRIES)
     found = manifests_below(str(manifests.absolute()), manifest_scan)
     entries: list[dict[str, Any]] = []
     inodes: dict[tuple[int, int], int] = {}
@@ -118,7 +120,10 @@ def _entry(data_set: Any, name: str, manifests: Any) -> dict[str, Any]:
     from penstock.sources.huggingface_uses import uses
 
     configs = [_config(config) for config in data_set.configs.values()]
-    used = datetime.fromtimestamp(data_set.last_used_ns / 1e9, UTC) if data_set.last_used_ns else None
+    # Of the tables only: to list them, READMEs and info files were read just now.
+    splits = [split for config in data_set.configs.values() for split in config.splits.values()]
+    used_ns = max((file.last_used_ns for split in splits for file in split.files), default=0)
+    used = datetime.fromtimestamp(used_ns / 1e9, UTC) if used_ns else None
     return {
         "name": name,
         "cache": data_set.cache,
@@ -175,7 +180,7 @@ def _print_listing(facts: dict[str, Any]) -> None:
 
 
 def _rows(entry: dict[str, Any]) -> list[tuple[str, ...]]:
-    used = (entry["last_used"] or "never")[:10]
+    used = (entry["last_used"] or "-")[:10]
     by = [os.path.relpath(path) for path in entry["manifests"]]
     more = f" and {len(by) - MANIFESTS_SHOWN} more" if len(by) > MANIFESTS_SHOWN else ""
     tail = (used, entry["cache"], one_line(", ".join(by[:MANIFESTS_SHOWN]) + more) or "-")

@@ -159,8 +159,7 @@ def source_from_word(
 
     readings = readings_of(word)
     folders = cache_folders()
-    scan = Scan()
-    reading, chosen = _cached(word, readings, folders, scan, network=network) or _downloaded(word, readings, folders)
+    reading, chosen = _cached(word, readings, folders, network=network) or _downloaded(word, readings, folders)
     options = tables or TableOptions()
     if options.text_field is None and renderer is None:
         options = replace(options, text_field=reading.text_field)
@@ -205,30 +204,25 @@ def readings_of(word: str) -> list[Reading]:
 
 
 def _cached(
-    word: str, readings: Sequence[Reading], folders: CacheFolders, scan: Scan, *, network: bool
+    word: str, readings: Sequence[Reading], folders: CacheFolders, *, network: bool
 ) -> tuple[Reading, _Chosen] | None:
     """What the caches have; None when the hub has to be asked and may be."""
     refused: list[InputError] = []
     for reading in readings:
         for name in reading.names:
-            for data_set in (find_processed(folders.processed, name, scan), find_hub(folders.hub, name, scan)):
-                if data_set is None:
-                    continue
+            for find, root in ((find_processed, folders.processed), (find_hub, folders.hub)):
+                scan = Scan()
+                data_set = find(root, name, scan)
                 try:
-                    return reading, _chosen(word, reading, data_set)
+                    if data_set is not None:
+                        return reading, _chosen(reading, data_set, scan)
                 except InputError as error:
                     refused.append(error)
-    if scan.is_cut_short:
-        raise InputError(
-            f"the cache at {folders.hub} has too many entries to be searched: {scan.skips.examples['beyond-limit'][0]}",
-            hint="move that data set to a cache of its own and name it with HF_HUB_CACHE",
-        )
     if network and not _is_offline():
         return None
-    if refused and network:
-        raise InputError(refused[0].message, hint=OFFLINE_HINT)
     if refused:
-        raise refused[0]
+        message = "; ".join(dict.fromkeys(error.message for error in refused))
+        raise InputError(message, hint=OFFLINE_HINT if network else refused[0].hint)
     raise _not_cached(word, readings, folders, network=network)
 
 
@@ -247,14 +241,21 @@ def _not_cached(word: str, readings: Sequence[Reading], folders: CacheFolders, *
     return InputError(message, hint=OFFLINE_HINT if network else hint)
 
 
-def _chosen(word: str, reading: Reading, data_set: CachedDataSet) -> _Chosen:
+def _chosen(reading: Reading, data_set: CachedDataSet, scan: Scan) -> _Chosen:
     """The files of the splits wanted, all there."""
     where = f"data set {data_set.name!r} in the {data_set.cache} cache"
+    if scan.unseen:
+        raise InputError(
+            f"{where}: not all of it can be seen: {scan.unseen}",
+            hint="check that folder, or give the data set a cache of its own and name it with HF_HOME",
+        )
     if data_set.problem:
         raise InputError(f"{where}: {data_set.problem}", hint=_hint(data_set.problem))
     config = data_set.config(reading.config)
     if config is None:
-        known = ", ".join(data_set.configs) or "none"
+        known = first_names(list(data_set.configs), shown=MAX_NAMES_SHOWN)
+        if not known:
+            raise InputError(f"{where}: none of its tables is here", hint=_hint("missing"))
         if reading.config:
             raise InputError(f"{where} has no config {reading.config!r}; here: {known}", hint=f"name one: {known}")
         example = next(iter(data_set.configs), "CONFIG")
@@ -314,9 +315,10 @@ def _downloaded(word: str, readings: Sequence[Reading], folders: CacheFolders) -
     from penstock.sources.huggingface_download import download
 
     reading, name = download(word, readings, folders.hub)
-    data_set = find_hub(folders.hub, name, Scan())
+    scan = Scan()
+    data_set = find_hub(folders.hub, name, scan)
     if not isinstance(data_set, HubDataSet):
         raise InputError(
             f"data set {name!r} was downloaded, but {folders.hub} doesn't hold it", hint="check HF_HUB_CACHE"
         )
-    return reading, _chosen(word, reading, data_set)
+    return reading, _chosen(reading, data_set, scan)

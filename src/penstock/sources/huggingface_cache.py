@@ -39,6 +39,8 @@ MAX_ENTRIES = 1_000_000
 MAX_JSON_BYTES = 64 * 2**20
 MAX_REPOSITORY_DEPTH = 16
 HUB_PREFIX = "datasets--"
+# Reasons after which a list of files may lack some.
+UNSEEN = ("beyond-limit", "unreadable", "too-deep")
 # Folders of the processed cache that are no data sets.
 NOT_DATA_SETS = frozenset(["downloads", "extracted", "modules", "hub"])
 
@@ -53,11 +55,19 @@ class CacheFolders:
 
 @dataclass(frozen=True, kw_only=True)
 class CachedFile:
-    """A table: its name inside the data set (the same on every machine), where it really lies, its size."""
+    """A table.
+
+    Attributes:
+        name: its path inside the data set, the same on every machine.
+        location: where it really lies.
+        num_bytes: its size.
+        last_used_ns: when it was last read or written, by its own time stamps.
+    """
 
     name: bytes
     location: str
     num_bytes: int
+    last_used_ns: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +118,6 @@ class CachedDataSet:
         default: the config meant when none is named.
         problem: why it can't be used at all; empty when it can.
         inodes: bytes of all its files by (device, inode): what has several links counts once.
-        last_used_ns: the youngest time stamp of reading or writing among its files.
     """
 
     name: str
@@ -117,7 +126,6 @@ class CachedDataSet:
     configs: Mapping[str, CachedConfig] = field(default_factory=dict)
     default: str | None = None
     problem: str = ""
-    last_used_ns: int = 0
     inodes: Mapping[tuple[int, int], int] = field(default_factory=dict)
 
     def config(self, name: str | None) -> CachedConfig | None:
@@ -149,6 +157,12 @@ class Scan:
     def is_cut_short(self) -> bool:
         """Whether there was more than the limit."""
         return "beyond-limit" in self.skips.counts
+
+    @property
+    def unseen(self) -> str:
+        """A folder in which there may be files that weren't seen, and why; empty when there is none."""
+        reasons = [reason for reason in UNSEEN if reason in self.skips.counts]
+        return f"{self.skips.examples[reasons[0]][0]} ({reasons[0]})" if reasons else ""
 
     def entries(self, folder: str) -> list[os.DirEntry[str]]:
         """What a folder holds, in the byte order of the names."""
@@ -249,15 +263,15 @@ def real_file(path: str, name: bytes, inside: Sequence[str]) -> CachedFile | Non
         return None
     if not any(real.startswith(folder + os.sep) for folder in inside):
         return None
-    return CachedFile(name=name, location=real, num_bytes=facts.st_size)
+    last_used_ns = max(facts.st_atime_ns, facts.st_mtime_ns)
+    return CachedFile(name=name, location=real, num_bytes=facts.st_size, last_used_ns=last_used_ns)
 
 
 class Usage:
-    """Bytes on the disk, each file once however many links lead to it, and when one was last used."""
+    """Bytes on the disk, each file once however many links lead to it."""
 
     def __init__(self) -> None:
         self.inodes: dict[tuple[int, int], int] = {}
-        self.last_used_ns = 0
 
     def add_tree(self, folder: str, scan: Scan, *, shared: str = "", depth: int = MAX_REPOSITORY_DEPTH) -> None:
         """Adds the files below a folder; of links only those into `shared`."""
@@ -275,4 +289,3 @@ class Usage:
 
     def _add(self, facts: os.stat_result) -> None:
         self.inodes[facts.st_dev, facts.st_ino] = facts.st_size
-        self.last_used_ns = max(self.last_used_ns, facts.st_atime_ns, facts.st_mtime_ns)

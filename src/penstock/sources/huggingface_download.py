@@ -14,7 +14,7 @@ from typing import Any
 
 from penstock.errors import InputError, MissingExtraError
 from penstock.sources.huggingface import Reading, chosen_splits
-from penstock.sources.huggingface_files import Card, parse_card, split_names, splits_of
+from penstock.sources.huggingface_files import Card, parse_card, split_names, splits_of, tables_among
 from penstock.sources.huggingface_repository import MAX_README_BYTES, script_of
 
 __all__ = ["download"]
@@ -86,7 +86,7 @@ def _wanted(reading: Reading, name: str, paths: Sequence[str], card: Card) -> li
             f"data set {name!r} is made by a program, {script}, which penstock never runs",
             hint="use a copy of the data set in Parquet, or process it with the datasets library first",
         )
-    splits = splits_of(paths, card, reading.config)
+    splits = splits_of(tables_among(paths), card, reading.config)
     if not splits:
         known = ", ".join(card.configs) or "none"
         met = f"has no tables of config {reading.config!r}" if reading.config else "names no default config"

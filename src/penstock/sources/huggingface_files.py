@@ -21,7 +21,7 @@ from typing import Any
 
 from penstock.sources.table_files import table_format
 
-__all__ = ["Card", "ConfigCard", "missing_shards", "parse_card", "split_names", "splits_of"]
+__all__ = ["Card", "ConfigCard", "missing_shards", "parse_card", "split_names", "splits_of", "tables_among"]
 
 DEFAULT_CONFIG = "default"
 MAX_PATTERN_PARTS = 32
@@ -139,15 +139,19 @@ def _clean(path: str) -> str:
     return path.removeprefix("./").strip("/")
 
 
-def splits_of(paths: Sequence[str], card: Card, config: str | None) -> dict[str, tuple[str, ...]]:
+def tables_among(paths: Iterable[str]) -> list[str]:
+    """The tables among a repository's files, sorted; hidden ones are none."""
+    return sorted(path for path in paths if _format(path) and not _is_hidden(path))
+
+
+def splits_of(tables: Sequence[str], card: Card, config: str | None) -> dict[str, tuple[str, ...]]:
     """The table files of each split of a config, in the order of their paths; empty when there are none.
 
     Args:
-        paths: every file of the repository.
+        tables: of the repository, as `tables_among` gives them.
         card: what its README says.
         config: None: the README's default, or the whole repository when it names no configs at all.
     """
-    tables = sorted(path for path in paths if _format(path) and not _is_hidden(path))
     if config is None:
         config = card.default if card.configs else DEFAULT_CONFIG
     stated = card.configs.get(config) if config is not None else None
@@ -161,7 +165,7 @@ def splits_of(paths: Sequence[str], card: Card, config: str | None) -> dict[str,
         return _one_format(_in_folder(tables, stated.folder))
     if config == DEFAULT_CONFIG and not card.configs:
         return _one_format(_by_names(tables))
-    for folder in _folders_of(config or ""):
+    for folder in _folders_of(config) if config else ():
         if found_here := _in_folder(tables, folder):
             return _one_format(found_here)
     return {}

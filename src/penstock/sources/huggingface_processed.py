@@ -68,7 +68,6 @@ def find_processed(root: str, name: str, scan: Scan) -> CachedDataSet | None:
         folder=folder,
         configs=configs,
         default=whole[0] if len(whole) == 1 else "default" if "default" in whole else None,
-        last_used_ns=usage.last_used_ns,
         inodes=usage.inodes,
     )
 

@@ -15,6 +15,7 @@ import os
 import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from penstock.sources.huggingface_cache import (
@@ -31,7 +32,15 @@ from penstock.sources.huggingface_cache import (
     is_folder,
     real_file,
 )
-from penstock.sources.huggingface_files import Card, is_numbered, missing_shards, parse_card, split_names, splits_of
+from penstock.sources.huggingface_files import (
+    Card,
+    is_numbered,
+    missing_shards,
+    parse_card,
+    split_names,
+    splits_of,
+    tables_among,
+)
 
 __all__ = ["HubDataSet", "Repository", "find_hub", "script_of"]
 
@@ -59,9 +68,13 @@ class Repository:
     card: Card
     broken_off: tuple[int, int]
 
+    @cached_property
+    def _tables(self) -> list[str]:
+        return tables_among(self.present if self.listing is None else self.listing)
+
     def config(self, name: str | None) -> CachedConfig | None:
         """A config and what is here of it; None when the repository has no such config."""
-        chosen = splits_of(sorted(self.listing if self.listing is not None else self.present), self.card, name)
+        chosen = splits_of(self._tables, self.card, name)
         if not chosen:
             return None
         own_name = name or self.card.default or "default"
@@ -128,7 +141,6 @@ def find_hub(root: str, name: str, scan: Scan) -> CachedDataSet | None:
         configs=configs,
         default=repository.card.default if repository and repository.card.configs else "default",
         problem=problem,
-        last_used_ns=usage.last_used_ns,
         inodes=usage.inodes,
         repository=repository,
     )

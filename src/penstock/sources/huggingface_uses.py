@@ -14,12 +14,13 @@ from typing import Any
 
 from penstock.errors import InputError
 from penstock.sources.huggingface import PRESETS, SCHEME, readings_of
-from penstock.sources.huggingface_cache import CachedDataSet, Scan
+from penstock.sources.huggingface_cache import CachedDataSet, Scan, is_folder
 from penstock.sources.huggingface_processed import snake_case_name
 
 __all__ = ["Manifest", "manifests_below", "uses"]
 
 MAX_DEPTH = 6
+MAX_FILES = 5000
 MAX_MANIFEST_BYTES = 2**20
 MAX_NESTING = 12
 PATH_KEYS = ("path", "validation_path", "test_path", "name")
@@ -39,7 +40,10 @@ class Manifest:
 def manifests_below(folder: str, scan: Scan) -> list[Manifest]:
     """The training manifests in a folder and below, in the order of their paths."""
     found = []
-    for path in _json_files(folder, scan, MAX_DEPTH):
+    for number, path in enumerate(_json_files(folder, scan, MAX_DEPTH)):
+        if number == MAX_FILES:
+            scan.skips.add("beyond-limit", os.fsencode(path))
+            break
         value = scan.json_object(path, max_bytes=MAX_MANIFEST_BYTES)
         names = frozenset(name for dataset in _datasets(value, MAX_NESTING) for name in _names(dataset))
         if names:
@@ -56,10 +60,10 @@ def _json_files(folder: str, scan: Scan, depth: int) -> Iterator[str]:
     for entry in scan.entries(folder):
         if entry.name.startswith(".") or entry.name in PASSED_OVER:
             continue
-        if entry.is_dir(follow_symlinks=False):
+        if is_folder(entry):
             if depth:
                 yield from _json_files(entry.path, scan, depth - 1)
-        elif entry.name.endswith(".json") and entry.is_file(follow_symlinks=False):
+        elif entry.name.endswith(".json"):
             yield entry.path
 
 
@@ -90,6 +94,8 @@ def _is_meant(name: str, data_set: CachedDataSet, folder: str) -> bool:
     path = os.path.normpath(os.path.join(folder, os.path.expanduser(name)))
     if path == data_set.folder or path.startswith(data_set.folder + os.sep):
         return True
+    if os.path.lexists(path):  # a name or a path: decided by looking
+        return False
     try:
         readings = readings_of(name)
     except InputError:  # a path, or nothing that could be a name
