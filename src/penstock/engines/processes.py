@@ -13,6 +13,7 @@ written.
 from __future__ import annotations
 
 import ctypes
+import gc
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -39,6 +40,9 @@ Result = TypeVar("Result")
 # One being worked on, one waiting: a worker never waits for the parent.
 UNITS_PER_WORKER = 2
 _PR_SET_PDEATHSIG = 1
+# mallopt(3) of glibc: what is freed stays with the process, and large blocks come from there too.
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = -1, -3, -2
+_KEPT_BYTES = 2**30
 
 _Connection = Any  # multiprocessing's connections are generic in some versions of Python only
 
@@ -199,6 +203,8 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
+    _keep_freed_memory()
+    gc.freeze()  # what the parent made is never looked at again, and its pages stay shared
     for other in not_ours:  # a pipe ends only when nobody holds its other end
         other.close()
     room_for_writing = threading.Semaphore(1)
@@ -240,6 +246,15 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return raise_it
+
+
+def _keep_freed_memory() -> None:
+    """Has the allocator keep what is freed: each unit would otherwise fault the same pages in anew."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it; elsewhere it only costs time
+    if mallopt is not None:
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        mallopt(_M_MMAP_THRESHOLD, 2**25)  # the largest it takes
+        mallopt(_M_TOP_PAD, 2**26)
 
 
 def _die_with(parent: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ __all__ = ["FileItem", "FileOptions", "FilesSource"]
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
 READ_BYTES = 2**16
+FILE_NAME_ENCODING, FILE_NAME_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -214,7 +216,7 @@ class FilesSource:
         try:
             with os.scandir(descriptor) as scan:
                 for entry in scan:
-                    name = os.fsencode(entry.name)
+                    name = entry.name.encode(FILE_NAME_ENCODING, FILE_NAME_ERRORS)  # os.fsencode, at half its cost
                     if name in self._outside:
                         continue
                     if entry.is_dir(follow_symlinks=False):

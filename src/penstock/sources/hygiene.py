@@ -41,7 +41,8 @@ _LANGUAGE_BY_EXTENSION = {
 
 def language_of(path: bytes) -> str:
     """The language by file ending, or the empty string."""
-    _, dot, ending = path.rpartition(b"/")[2].rpartition(b".")
+    # An ending with a slash in it, of a dot in a folder's name, is in no table.
+    _, dot, ending = path.rpartition(b".")
     return _LANGUAGE_BY_EXTENSION.get(ending.lower(), "") if dot else ""
 
 

@@ -266,7 +266,7 @@ class _Job:
     def _encode(self, unit: Unit, read: _ReadUnit) -> _Encoded:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
         documents, contents = read.text.documents, read.content_hashes
-        known = [self._known.find(document, content) for document, content in zip(documents, contents, strict=True)]
+        known = self._known.find_all(documents, contents)
         fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
         room = self._rooms.borrow()
         payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
@@ -423,6 +423,12 @@ class _KnownDocuments:
         self._begins = len(tokenizer.spec.begin_ids)
         self._controls = np.array(list(tokenizer.spec.control_tokens.values()), tokenizer.dtype)
 
+    def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[_Place | None]:
+        """Where each document was stored before, or None."""
+        if not self._numbers:
+            return [None] * len(documents)
+        return [self.find(document, content) for document, content in zip(documents, contents, strict=True)]
+
     def find(self, document: Document, content: bytes) -> _Place | None:
         """Where the same content was stored before, or None."""
         number = self._numbers.get(content) if document.is_plain else None
@@ -448,15 +454,18 @@ def encode_documents(
     width also makes room for the begin and end tokens, so each token is written once.
     """
     room = room or _Room(tokenizer.dtype)
-    room.empty(capacity=sum(document.num_bytes + 1 for document in documents))
+    room.empty(capacity=sum([document.num_bytes for document in documents]) + len(documents))
     begin, end = np.array(tokenizer.spec.begin_ids, tokenizer.dtype), tokenizer.end_id
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
     for batch in _batches(documents):
-        ids, borders = tokenizer.encode([document.parts[0].data for document in batch if document.is_plain])
+        plain = [document.is_plain for document in batch]
+        ids, borders = tokenizer.encode(
+            [document.parts[0].data for document, is_plain in zip(batch, plain, strict=True) if is_plain]
+        )
         stretches = iter(zip(borders[:-1].tolist(), borders[1:].tolist(), strict=True))
-        for document in batch:
-            if document.is_plain:
+        for document, is_plain in zip(batch, plain, strict=True):
+            if is_plain:
                 first, last = next(stretches)
                 target = room.take(len(begin) + last - first + 1)
                 target[: len(begin)] = begin
