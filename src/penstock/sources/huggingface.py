@@ -257,7 +257,10 @@ def _chosen(reading: Reading, data_set: CachedDataSet, scan: Scan) -> _Chosen:
         if not known:
             raise InputError(f"{where}: none of its tables is here", hint=_hint("missing"))
         if reading.config:
-            raise InputError(f"{where} has no config {reading.config!r}; here: {known}", hint=f"name one: {known}")
+            raise InputError(
+                f"{where} has no config {reading.config!r}; here: {known}",
+                hint="name one of these, or add --network to download the one named",
+            )
         example = next(iter(data_set.configs), "CONFIG")
         raise InputError(
             f"{where} has no default config; here: {known}", hint=f"name one: {SCHEME}{data_set.name}/{example}"

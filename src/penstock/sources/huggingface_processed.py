@@ -91,7 +91,16 @@ def _builds(folder: str, scan: Scan) -> Iterator[_Build]:
             if os.path.lexists(os.path.join(version.path, "dataset_info.json")):
                 yield _Build(path=version.path, config=config.name, version=version.name)
             for entry in scan.folders(version.path):
-                yield _Build(path=entry.path, config=config.name, version=version.name)
+                if _looks_like_a_build(entry, scan):
+                    yield _Build(path=entry.path, config=config.name, version=version.name)
+
+
+def _looks_like_a_build(folder: os.DirEntry[str], scan: Scan) -> bool:
+    """Other folders of this depth are none of the library's, and no data set that lacks something."""
+    names = [entry.name for entry in scan.entries(folder.path)]
+    return folder.name.endswith(".incomplete") or any(
+        name == "dataset_info.json" or name.endswith(".arrow") for name in names
+    )
 
 
 def _freshness(build: _Build) -> tuple[Any, ...]:
