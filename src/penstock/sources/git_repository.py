@@ -1,0 +1,478 @@
+"""A private bare clone of a repository that nobody vouches for, and git processes that run nothing of its making.
+
+In: a path, or with the network an https URL. Out: a `Clone`: a bare repository in a temporary folder of ours, and git
+commands on it. The foreign repository is touched by one program, `git upload-pack` (inside `git clone --no-local`),
+which is made to serve the untrusted: it runs no hook, honours `uploadpack.packObjectsHook` only from the user's own
+config, and fetches no missing object. Its config, attributes and hooks never reach the clone. All git processes get an
+environment made from nothing, a config file of ours instead of the user's and the system's, and one allowed transport.
+
+A partial clone can't be cloned without fetching what it lacks; there the objects are borrowed where they lie
+(`objects/info/alternates` of an empty repository of ours), which needs no config of theirs either.
+
+Disk: the clone, in the system's temporary folder (`TMPDIR` moves it). It goes with `close`, at the exit of the process,
+or, after a kill, at the next start: a kernel lock inside tells the dead from the living. Memory: none to speak of.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import secrets
+import selectors
+import shutil
+import subprocess
+import tempfile
+import time
+import weakref
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+from penstock import fs
+from penstock.errors import DiskError, InputError, StoreBusyError
+
+__all__ = [
+    "Clone",
+    "check_url",
+    "find_clone",
+    "is_url",
+    "local_git_folder",
+    "make_clone",
+    "new_clone_name",
+    "remove_dead_clones",
+]
+
+FOLDER_PREFIX = "penstock-git-"
+LOCK = "lock"
+READY = "ready"
+# A folder without a lock is about to get one, or its maker was killed in that moment.
+LOCKLESS_SECONDS = 3600.0
+# git reports progress about every second; a config that includes a FIFO would keep it silent for ever.
+SILENCE_SECONDS = 300.0
+SILENT = b"fatal: git was silent for %d seconds and was stopped" % SILENCE_SECONDS
+
+# The first of each series that can be told to fetch nothing (GIT_NO_LAZY_FETCH) and checks a repository's owner.
+SAFE_VERSIONS = ((2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 1))
+
+CONFIG = """\
+# Stands in for the user's and the system's config.
+[safe]
+	directory = *
+[core]
+	hooksPath = /dev/null
+	fsmonitor = false
+	attributesFile = /dev/null
+	excludesFile = /dev/null
+	askPass = false
+	sshCommand = false
+	pager = cat
+	editor = false
+	quotePath = false
+	bigFileThreshold = 32m
+[attr]
+	tree = 4b825dc642cb6eb9a060e54bf8d69288fbee4904
+[credential]
+	helper =
+[protocol]
+	allow = never
+[protocol "{protocol}"]
+	allow = always
+[gpg]
+	program = false
+[init]
+	defaultBranch = main
+	templateDir =
+[gc]
+	auto = 0
+[maintenance]
+	auto = false
+[fetch]
+	recurseSubmodules = no
+[advice]
+	detachedHead = false
+"""
+
+NETWORK_VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
+CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+
+
+def is_url(place: str) -> bool:
+    """Whether this names something on another machine, in any of git's ways to write it."""
+    before_slash = place.partition("/")[0]
+    return "://" in place or "::" in before_slash or (":" in before_slash and not os.path.lexists(place))
+
+
+def new_clone_name() -> str:
+    """A name that nobody can guess, so that no other user can lie in wait under it."""
+    return FOLDER_PREFIX + secrets.token_hex(16)
+
+
+class Clone:
+    """A bare repository of ours, and the way to run git on it.
+
+    Args:
+        folder: temporary folder that holds it.
+        lock: held by the process that made the folder; None in a process that shares another's.
+    """
+
+    def __init__(self, folder: Path, lock: fs.FolderLock | None, *, protocol: str = "file") -> None:
+        self.folder = folder
+        self.git_folder = folder / "repository.git"
+        self.environment = _environment(folder, protocol)
+        self._remove = weakref.finalize(self, _remove_clone, folder, lock, os.getpid()) if lock else None
+
+    def close(self) -> None:
+        """Removes the folder, in the process that made it."""
+        if self._remove is not None:
+            self._remove()
+
+    def command(self, *arguments: str) -> list[str]:
+        """A git command on the clone."""
+        safety = ("--no-pager", "--no-replace-objects", "--literal-pathspecs", f"--git-dir={self.git_folder}")
+        return [_git(), *safety, *arguments]
+
+    def output(self, *arguments: str, data: bytes = b"") -> bytes:
+        """What a short command prints.
+
+        Raises:
+            InputError: it failed.
+        """
+        done = self.finished(*arguments, data=data)
+        if done.returncode:
+            raise InputError(
+                f"git {arguments[0]} failed: {_last_words(done.stderr)}",
+                hint="check the repository with `git fsck`, or clone it anew",
+            )
+        return done.stdout
+
+    def finished(self, *arguments: str, data: bytes = b"") -> subprocess.CompletedProcess[bytes]:
+        """A short command, ended well or not."""
+        return subprocess.run(
+            self.command(*arguments),
+            input=data,
+            capture_output=True,
+            env=self.environment,
+            cwd=self.folder,
+            check=False,
+        )
+
+    def started(self, *arguments: str, errors: IO[bytes]) -> subprocess.Popen[bytes]:
+        """A long-lived command that is talked to; what it complains of goes to a file."""
+        return subprocess.Popen(
+            self.command(*arguments),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=self.environment,
+            cwd=self.folder,
+            bufsize=0,
+        )
+
+
+def make_clone(place: str, *, name: str, network: bool) -> Clone:
+    """Clones a repository into a new temporary folder.
+
+    Args:
+        place: path, or an https URL.
+        name: of the folder, from `new_clone_name`.
+        network: whether a URL may be opened.
+
+    Raises:
+        InputError: not a repository, not readable, or a transport that isn't allowed.
+        FileExistsError: the folder is there.
+    """
+    _check_git()
+    if is_url(place):
+        protocol, path = check_url(place, network=network), place
+    else:
+        protocol, path = "file", os.path.realpath(place)  # begins with a slash: neither an option nor a host
+        git_folder = local_git_folder(path)
+    folder, lock = _new_folder(name)
+    clone = Clone(folder, lock, protocol=protocol)
+    try:
+        fs.write_atomic(folder / "config", CONFIG.format(protocol=protocol).encode())
+        if protocol == "file" and _is_partial(git_folder):
+            _borrow(clone, path, git_folder)
+        else:
+            # Locally every ref comes along, so that any of them can be named; a host's pull requests would be too many.
+            _run_clone(clone, path, shape="--mirror" if protocol == "file" else "--bare")
+        fs.write_atomic(folder / READY, protocol.encode())
+    except BaseException:
+        clone.close()
+        raise
+    return clone
+
+
+def find_clone(name: str) -> Clone | None:
+    """The finished clone that another process of ours made under this name, if it is there."""
+    folder = Path(tempfile.gettempdir(), name)
+    try:
+        if folder.lstat().st_uid != os.getuid():
+            return None
+        return Clone(folder, None, protocol=(folder / READY).read_text())
+    except OSError:
+        return None
+
+
+def remove_dead_clones() -> int:
+    """Removes the clones of processes that were killed; returns how many."""
+    count = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError):  # another process may be removing it too
+            facts = folder.lstat()
+            if facts.st_uid == os.getuid() and not folder.is_symlink() and folder.is_dir():
+                count += _remove_if_dead(folder, age=time.time() - facts.st_mtime)
+    return count
+
+
+def _remove_if_dead(folder: Path, *, age: float) -> bool:
+    if not (folder / LOCK).exists() and age < LOCKLESS_SECONDS:
+        return False
+    lock = fs.FolderLock(folder / LOCK)
+    try:
+        lock.acquire()
+    except StoreBusyError:
+        return False
+    _remove_clone(folder, lock, os.getpid())
+    return True
+
+
+def _remove_clone(folder: Path, lock: fs.FolderLock, owner: int) -> None:
+    if os.getpid() != owner:  # a forked worker ends; the clone is its parent's
+        return
+    try:
+        fs.remove_tree(folder)
+    finally:
+        lock.release()
+
+
+def _new_folder(name: str) -> tuple[Path, fs.FolderLock]:
+    """A folder that only this user can enter, with its lock held."""
+    folder = Path(tempfile.gettempdir(), name)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        raise  # for the caller: another process of ours was first
+    except OSError as error:
+        raise DiskError.from_os_error(error, doing="making a temporary folder") from error
+    lock = fs.FolderLock(folder / LOCK)
+    lock.acquire()
+    return folder, lock
+
+
+def _environment(folder: Path, protocol: str) -> dict[str, str]:
+    """Everything that a git process of ours sees of the world."""
+    kept = {
+        name: os.environ[name]
+        for name in (*NETWORK_VARIABLES, *CERTIFICATE_VARIABLES)
+        if protocol != "file" and name in os.environ
+    }
+    return {
+        **kept,
+        "PATH": os.environ.get("PATH", os.defpath),
+        "HOME": str(folder),
+        "XDG_CONFIG_HOME": str(folder),
+        "TMPDIR": str(folder),
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_SYSTEM": "/dev/null",
+        "GIT_CONFIG_GLOBAL": str(folder / "config"),
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_ALLOW_PROTOCOL": protocol,
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_ASKPASS": "false",
+        "GIT_SSH_COMMAND": "false",
+        "GIT_PAGER": "cat",
+        "GIT_EDITOR": "false",
+        "GIT_DISCOVERY_ACROSS_FILESYSTEM": "0",
+    }
+
+
+def _run_clone(clone: Clone, place: str, *, shape: str) -> None:
+    # Progress is asked for because a write to our closed pipe ends a clone whose parent was killed.
+    command = ["clone", shape, "--no-local", "--template=", "--no-recurse-submodules", "--progress"]
+    status, words = _watched(clone, [_git(), *command, "--", place, str(clone.git_folder)])
+    if status:
+        raise InputError(f"{place!r} can't be cloned: {_last_words(words)}", hint=_clone_hint(words, place))
+
+
+def _watched(clone: Clone, command: Sequence[str]) -> tuple[int, bytes]:
+    """Runs a command that reports progress on stderr; ends it when it falls silent. Returns status and last words."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=clone.environment,
+        cwd=clone.folder,
+        bufsize=0,
+    )
+    words = b""
+    with process, selectors.DefaultSelector() as selector:
+        stderr: Any = process.stderr
+        selector.register(stderr, selectors.EVENT_READ)
+        try:
+            while selector.select(SILENCE_SECONDS):
+                piece = stderr.read(2**16)
+                if not piece:
+                    return process.wait(), words
+                words = (words + piece)[-(2**16) :]
+        except BaseException:
+            process.kill()
+            raise
+        process.kill()
+    return 1, SILENT
+
+
+def _clone_hint(words: bytes, place: str) -> str:
+    if b"dubious ownership" in words:
+        return "the repository belongs to another user; make a clone of your own and name that"
+    if b"lazy" in words or b"promisor" in words:
+        return "objects are missing; complete it with `git fetch --refetch`"
+    if is_url(place):
+        return "check the URL; a repository that needs a password: clone it yourself and give the path"
+    return f"check it with `git -C {place} fsck`, or clone it anew"
+
+
+def _last_words(words: bytes) -> str:
+    """The last complaint of a git command, on one printable line."""
+    lines = [line.strip() for line in re.split(r"[\r\n]+", words.decode("utf-8", "replace")) if line.strip()]
+    complaints = [line for line in lines if line.startswith(("fatal:", "error:", "remote: fatal:", "remote: error:"))]
+    chosen = (complaints or lines or ["git gave no reason"])[0]
+    return "".join(character if character.isprintable() else "?" for character in chosen)[:400]
+
+
+def _borrow(clone: Clone, path: str, git_folder: Path) -> None:
+    """An empty repository of ours over the objects of theirs, with their refs; for partial clones."""
+    refs, head = _listed_refs(clone, path)
+    objects = str(git_folder / "objects")
+    if "\n" in objects or objects.startswith(('"', "#")):  # the file of alternates would read it otherwise
+        raise InputError(f"{path!r} is a partial clone under an odd name", hint="rename a folder, or clone it in full")
+    longest = max((len(value) for value in refs.values()), default=40)
+    clone.output("init", "--quiet", "--bare", "--template=", f"--object-format={'sha256' if longest > 40 else 'sha1'}")
+    fs.make_folder(clone.git_folder / "objects" / "info")
+    fs.write_atomic(clone.git_folder / "objects" / "info" / "alternates", os.fsencode(objects) + b"\n")
+    shallow = git_folder / "shallow"
+    if shallow.is_file():
+        fs.write_atomic(clone.git_folder / "shallow", shallow.read_bytes())
+    lines = [b"create %s %s\n" % (ref, value) for ref, value in refs.items() if ref.startswith(b"refs/")]
+    clone.output("update-ref", "--stdin", data=b"".join(lines))
+    if head.startswith(b"refs/"):
+        clone.output("symbolic-ref", "HEAD", os.fsdecode(head))
+    elif b"HEAD" in refs:
+        clone.output("update-ref", "--no-deref", "HEAD", refs[b"HEAD"].decode())
+
+
+def _listed_refs(clone: Clone, path: str) -> tuple[dict[bytes, bytes], bytes]:
+    """The refs of a repository, and the one that HEAD stands for."""
+    try:
+        listed = subprocess.run(
+            [_git(), "ls-remote", "--symref", "--", path],
+            capture_output=True,
+            env=clone.environment,
+            cwd=clone.folder,
+            timeout=SILENCE_SECONDS,
+            check=False,
+        )
+        words = listed.stderr if listed.returncode else b""
+    except subprocess.TimeoutExpired:
+        words = SILENT
+    if words:
+        raise InputError(f"{path!r} can't be read: {_last_words(words)}", hint=_clone_hint(words, path))
+    refs, head = {}, b""
+    for line in listed.stdout.splitlines():
+        value, _, ref = line.partition(b"\t")
+        if value.startswith(b"ref: ") and ref == b"HEAD":
+            head = value[5:]
+        elif not ref.endswith(b"^{}"):
+            refs[ref] = value
+    return refs, head
+
+
+def local_git_folder(path: str) -> Path:
+    """Where the objects and refs of the repository at `path` lie: a worktree, a bare repository or a submodule.
+
+    Raises:
+        InputError: there is none.
+    """
+    for candidate in (Path(path, ".git"), Path(path)):
+        folder = _linked_folder(candidate) if candidate.is_file() else candidate
+        common = folder / "commondir"
+        if common.is_file():  # a worktree beside the main one
+            folder = folder / _small_file(common)
+        if (folder / "objects").is_dir() and os.path.lexists(folder / "HEAD"):
+            return folder.resolve()
+    raise InputError(
+        f"{path!r} isn't a git repository",
+        hint="give the folder that holds .git, or a bare repository; or leave out git:",
+    )
+
+
+def _linked_folder(file: Path) -> Path:
+    """What the .git file of a worktree or submodule points at."""
+    content = _small_file(file)
+    return file.parent / content[8:] if content.startswith("gitdir: ") else file
+
+
+def _small_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return os.fsdecode(file.read(4096)).rstrip("\n")
+
+
+def _is_partial(git_folder: Path) -> bool:
+    """Whether objects may be missing by design: git marks the packs that came through a filter."""
+    return any((git_folder / "objects" / "pack").glob("*.promisor"))
+
+
+def check_url(url: str, *, network: bool) -> str:
+    """The protocol of a URL.
+
+    Raises:
+        InputError: it may not be opened.
+    """
+    if not network:
+        raise InputError(f"{_without_secret(url)!r} is on the network, which isn't allowed", hint="add --network")
+    if not url.startswith("https://"):
+        raise InputError(
+            f"{_without_secret(url)!r} isn't an https URL, the only kind that is opened",
+            hint="clone it yourself (`git clone --bare URL DIR`) and give git:DIR",
+        )
+    return "https"
+
+
+def _without_secret(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//", url)
+
+
+@cache
+def _git() -> str:
+    program = shutil.which("git")
+    if program is None:
+        raise InputError("git isn't installed, and git: inputs need it", hint="install git 2.39.4 or newer")
+    return program
+
+
+@cache
+def _check_git() -> None:
+    """Refuses a git that can't be told to fetch nothing."""
+    words = subprocess.run([_git(), "--version"], capture_output=True, text=True, check=False).stdout
+    if not is_safe_version(words):
+        raise InputError(
+            f"{words.strip() or 'git'} is too old to read a repository safely: 2.39.4 or newer of its series is needed",
+            hint="install a newer git",
+        )
+
+
+def is_safe_version(words: str) -> bool:
+    """Whether `git --version` names a release with the fixes of May 2024."""
+    found = re.search(r"(\d+)\.(\d+)(?:\.(\d+))?", words)
+    if not found:
+        return False
+    version = tuple(int(number or 0) for number in found.groups())
+    return version >= SAFE_VERSIONS[-1] or any(version[:2] == first[:2] and version >= first for first in SAFE_VERSIONS)
