@@ -29,7 +29,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 def prepare(
-    inputs: Annotated[list[str], typer.Argument(metavar="INPUT...", help="Folder, file, NAME=PATH, or stdlib:")],
+    inputs: Annotated[
+        list[str], typer.Argument(metavar="INPUT...", help="Folder, file, git:PATH, hf:NAME, NAME=PATH, stdlib:")
+    ],
     out: Annotated[Path, typer.Option("--out", help="The store; made if it isn't there, updated if it is.")],
     tokenizer: Annotated[
         str | None,
@@ -54,6 +56,17 @@ def prepare(
     group_field: Annotated[
         str | None, typer.Option(help="Column by which rows stay in one split. Default: each row on its own.")
     ] = None,
+    git_parts: Annotated[str, typer.Option(help="Of a repository: commits, files or both.")] = "commits,files",
+    git_content: Annotated[str, typer.Option(help="Of a commit: message, stats, diff.")] = "message,stats,diff",
+    git_authors: Annotated[str, typer.Option(help="Names and addresses in commits: drop, hash or keep.")] = "drop",
+    git_author_key: Annotated[str, typer.Option(help="Key of --git-authors hash.")] = "",
+    git_max_diff_bytes: Annotated[int, typer.Option(help="Of a commit's diff, files beyond this are left out.")] = 2
+    ** 20,
+    git_since: Annotated[str | None, typer.Option(help="Only commits from this day on, as 2024-01-31.")] = None,
+    git_max_commits: Annotated[int | None, typer.Option(help="Only the newest commits.")] = None,
+    git_group: Annotated[
+        str, typer.Option(help="What stays in one split: path, root, commit. auto: path for one repository, else root.")
+    ] = "auto",
     strict: Annotated[
         bool, typer.Option("--strict", help="A broken row ends the run instead of being counted.")
     ] = False,
@@ -76,12 +89,13 @@ def prepare(
       penstock prepare stdlib: --out store
       penstock prepare ~/src/linux --out kernel --tokenizer gpt2/tokenizer.json --include '*.c' --include '*.h'
       penstock prepare docs=./docs code=./src --out mine --split train=90,val=10
+      penstock prepare git:~/src/project#main --out history --git-parts commits
 
     Kill it at any time: the same command goes on where it was. Run it again after changes: only what changed is
     tokenised, and a new version is committed.
     """
     from penstock.hardware import default_workers, probe
-    from penstock.sources import FileOptions, InputOptions, TableOptions, sources_from_inputs
+    from penstock.sources import FileOptions, GitOptions, InputOptions, TableOptions, sources_from_inputs
     from penstock.store import PrepareOptions
     from penstock.store import prepare as prepare_store
     from penstock.tokenize import load_tokenizer
@@ -93,8 +107,19 @@ def prepare(
         hidden=hidden,
         vendored=vendored,
     )
+    git_options = GitOptions(
+        parts=tuple(git_parts.split(",")),
+        content=tuple(git_content.split(",")),
+        authors=git_authors,
+        author_key=git_author_key,
+        max_diff_bytes=git_max_diff_bytes,
+        since=git_since,
+        max_commits=git_max_commits,
+        group=git_group,
+    )
     input_options = InputOptions(
         files=file_options,
+        git=git_options,
         tables=TableOptions(text_field=text_field, id_field=id_field, group_field=group_field, strict=strict),
         network=network,
     )

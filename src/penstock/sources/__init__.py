@@ -2,6 +2,7 @@
 
 from penstock.sources.document import Document, Part, PartKind, SkipTally, printable
 from penstock.sources.files import FileOptions, FilesSource
+from penstock.sources.git_history import GitOptions, GitSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
 from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
@@ -14,6 +15,8 @@ __all__ = [
     "Document",
     "FileOptions",
     "FilesSource",
+    "GitOptions",
+    "GitSource",
     "InputOptions",
     "Part",
     "PartKind",

@@ -3,6 +3,7 @@
 PATH            a folder or a file, named after its last part; a table by its ending (.jsonl, .csv, .parquet, .arrow…)
 NAME=PATH       the same under another name (two inputs may not share one)
 hf:NAME         a Hugging Face data set, hf:NAME[/config][:split], from the local cache or, with --network, the hub
+git:PATH[#REF]  a repository's history and files, also NAME=git:PATH; with --network, git:https://…
 stdlib:         Python's own standard library, the embedded default: no network, no data needed
 """
 
@@ -17,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import InputError
-from penstock.sources import huggingface
+from penstock.sources import git_inputs, huggingface
 from penstock.sources.files import FileOptions, FilesSource
+from penstock.sources.git_history import GitOptions
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
 from penstock.sources.table_folders import found_tables
@@ -27,7 +29,6 @@ from penstock.sources.tables import TableOptions, TablesSource
 __all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
 STANDARD_LIBRARY = "stdlib:"
-LATER_SCHEMES = ("git",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,12 +38,14 @@ class InputOptions:
     Attributes:
         files: of folders and files.
         tables: of tables.
+        git: of repositories.
         renderer: makes documents of rows; None: a column of text, found or named.
         network: whether the network may be used at all.
     """
 
     files: FileOptions = field(default_factory=FileOptions)
     tables: TableOptions = field(default_factory=TableOptions)
+    git: GitOptions = field(default_factory=GitOptions)
     renderer: RowRenderer | None = None
     network: bool = False
 
@@ -56,9 +59,10 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
     options = options or InputOptions()
+    several_repositories = sum(bool(git_inputs.git_word(word)[1]) for word in inputs) > 1
     sources: list[Source] = []
     for word in inputs:
-        source = _source(word, options)
+        source = _source(word, options, several_repositories=several_repositories)
         if any(source.name == other.name for other in sources):
             raise InputError(
                 f"two inputs are named {source.name!r}; names are part of document keys and must differ",
@@ -68,9 +72,19 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     return sources
 
 
-def _source(word: str, options: InputOptions) -> Source:
+def _source(word: str, options: InputOptions, *, several_repositories: bool) -> Source:
     if word == STANDARD_LIBRARY:
         return _standard_library(options.files)
+    given_name, repository_word = git_inputs.git_word(word)
+    if repository_word:
+        return git_inputs.source_from_word(
+            repository_word,
+            name=_checked_name(given_name),
+            options=options.git,
+            files=options.files,
+            network=options.network,
+            several=several_repositories,
+        )
     given_name, hub_word = _hub_word(word)
     if hub_word and not os.path.lexists(word):
         return huggingface.source_from_word(
@@ -82,8 +96,10 @@ def _source(word: str, options: InputOptions) -> Source:
         )
     scheme = re.match(r"([a-z]{2,}):", word)
     if scheme and not os.path.lexists(word):
-        known = "it is planned, not built yet" if scheme[1] in LATER_SCHEMES else "no such kind of input"
-        raise InputError(f"input {word!r}: {known}", hint=f"give a folder, a file, or {STANDARD_LIBRARY}")
+        raise InputError(
+            f"input {word!r}: no such kind of input",
+            hint=f"give a folder, a file, git:PATH, hf:NAME or {STANDARD_LIBRARY}",
+        )
     name, separator, path = word.partition("=")
     if not separator or os.path.lexists(word):
         name, path = "", word
