@@ -34,7 +34,10 @@ LARGEST_TEMPLATE = 128 * 2**10
 LARGEST_RANGE = 10_000
 LARGEST_NUMBER_BITS = 256
 LARGEST_INDENT = 64
+# Prices, in characters: about what the same time would copy, so that what a template may spend is a second or so.
 STEP_COST = 16
+MEMBER_COST = 8
+CALL_COST = 64
 SECONDS = 10.0
 
 STRING_METHODS = frozenset(
@@ -92,13 +95,13 @@ class _Budget:
             if isinstance(item, str):
                 self.pay(1 + len(item))
             elif isinstance(item, dict):
-                self.pay(1)
+                self.pay(MEMBER_COST)
                 waiting += [*item.keys(), *item.values()]
             elif isinstance(item, list | tuple):
-                self.pay(1 + len(item))
+                self.pay(MEMBER_COST + len(item))
                 waiting += item
             else:
-                self.pay(1)
+                self.pay(MEMBER_COST)
 
 
 _current = threading.local()
@@ -385,7 +388,7 @@ def _check_operands(operator: str, left: Any, right: Any) -> None:
 def _pay_for_call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     owner = getattr(function, "__self__", None)
     kwargs = {name: value for name, value in kwargs.items() if name not in ("_loop_vars", "_block_vars", "caller")}
-    _budget().pay(STEP_COST)
+    _budget().pay(CALL_COST)
     _budget().pay_for([args, kwargs])
     if isinstance(owner, str):
         _budget().pay(len(owner))

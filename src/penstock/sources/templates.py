@@ -11,6 +11,7 @@ where the generation prompt ends, and ends with the control tokens that follow i
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -119,6 +120,11 @@ class TemplateRenderer:
     vocabulary: TemplateVocabulary
     field_map: tuple[tuple[str, str], ...] = ()
     loss: str = "assistant"
+
+    @property
+    def control_tokens(self) -> tuple[str, ...]:
+        """What a vocabulary trained for it gets besides its end token."""
+        return () if self.template == TOKENIZER else control_tokens_of(self.template)
 
     @property
     def framed(self) -> bool:
@@ -335,14 +341,10 @@ class _Turn:
 
 
 def _opening(full: list[Stretch], asked: list[Stretch], names: ControlNames) -> str | None:
-    """The end of what stands before the first answer as well as in a prompt for one."""
-    said = _first_of(full, 1)
-    before, prompt = full[said - 1].text, asked[-1].text
-    if full[said - 1].owner is not None or asked[-1].owner is not None:
-        return None
-    length = next(
-        (n for n, (a, b) in enumerate(zip(before, prompt, strict=False)) if a != b), min(len(before), len(prompt))
-    )
+    """The end of what stands before the first answer as well as in a prompt for one; None where nothing does."""
+    before, prompt = _own_words_before(full, 1), asked[-1].text if asked and asked[-1].owner is None else ""
+    shared = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(before, prompt, strict=False))
+    length = sum(1 for _ in shared)
     # Controls are whole: a common beginning of two different ones is none.
     inside = [match for match in names.find(before) if match.start() < length]
     if inside and inside[-1].end() > length:
@@ -353,8 +355,9 @@ def _opening(full: list[Stretch], asked: list[Stretch], names: ControlNames) -> 
 
 def _closing(full: list[Stretch], names: ControlNames) -> str | None:
     """The control tokens, and what lies between, that follow an answer in the middle and at the end alike."""
-    middle = full[_first_of(full, 1) + 1].text
-    last = full[-1].text if full[-1].owner is None else ""
+    middle, last = _own_words_before(full, 2), full[-1].text if full and full[-1].owner is None else ""
+    if not any(stretch.owner == 1 for stretch in full):
+        return None
     end = 0
     for first, second in zip(names.find(middle), names.find(last), strict=False):
         if middle[: first.end()] != last[: second.end()]:
@@ -363,8 +366,12 @@ def _closing(full: list[Stretch], names: ControlNames) -> str | None:
     return middle[:end]
 
 
-def _first_of(stretches: list[Stretch], owner: int) -> int:
-    return next(number for number, stretch in enumerate(stretches) if stretch.owner == owner)
+def _own_words_before(stretches: list[Stretch], owner: int) -> str:
+    """What the template writes just before a message; nothing where it doesn't show it."""
+    for stretch, following in itertools.pairwise(stretches):
+        if following.owner == owner:
+            return stretch.text if stretch.owner is None else ""
+    return ""
 
 
 def _joined(stretches: list[Stretch]) -> list[Stretch]:

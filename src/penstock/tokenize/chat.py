@@ -15,9 +15,19 @@ from penstock.errors import TokenizerError
 from penstock.sources.templates import TemplateVocabulary
 from penstock.tokenize.tokenizer import Tokenizer
 
-__all__ = ["template_vocabulary"]
+__all__ = ["template_vocabulary", "tokenizer_folder"]
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def tokenizer_folder(value: str) -> Path | None:
+    """Where the files beside a `--tokenizer` value lie, once it was loaded; None: nowhere."""
+    path = Path(value)
+    if path.exists():
+        return path
+    from penstock.tokenize.hub import hub_folder, is_hub_id
+
+    return hub_folder(value, network=False) if is_hub_id(value) else None
 
 
 def template_vocabulary(tokenizer: Tokenizer, *, folder: Path | None = None) -> TemplateVocabulary:

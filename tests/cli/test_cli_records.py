@@ -1,0 +1,90 @@
+"""Records from the command line: one command from a file to a store, for files like those of four experts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.store import document_text, open_store
+from penstock.tokenize import train_tokenizer
+
+EXPERTS: dict[str, list[dict[str, Any]]] = {
+    "json": [
+        {"task": "Extract as JSON.", "input": {"text": f"Ann is {n}."}, "output": {"name": "Ann", "age": n}}
+        for n in range(8)
+    ],
+    "typescript": [
+        {"instruction": f"Write a type with {n} fields.", "input": "", "output": f"type T{n} = {{ a: number }};"}
+        for n in range(8)
+    ],
+    "neo4j": [
+        {"prompt": f"Who knows person {n}?", "completion": f"MATCH (p)-[:KNOWS]->({{id: {n}}}) RETURN p"}
+        for n in range(8)
+    ],
+    "sql": [
+        {"messages": [{"role": "user", "content": f"Rows of t{n}? <|im_end|>"},
+                      {"role": "assistant", "content": f"SELECT * FROM t{n};"}]}
+        for n in range(8)
+    ],
+}  # fmt: skip
+
+
+def write_jsonl(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def chatml_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer = train_tokenizer(
+        [b"select rows from a table"], vocab_size=265, control_tokens=["<|im_start|>", "<|im_end|>"]
+    )
+    (folder / "tokenizer.json").write_bytes(tokenizer.spec.source_json)
+    template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template, "eos_token": "<|endoftext|>"}))
+    return folder
+
+
+@pytest.mark.parametrize("template", ["chatml", "tokenizer", "alpaca"])
+def test_four_experts_files_become_a_store(penstock, template: str, chatml_folder: Path, tmp_path: Path):
+    for expert, rows in EXPERTS.items():
+        write_jsonl(tmp_path / f"{expert}.jsonl", [*rows, {"foo": 1}])
+    files = [f"{expert}.jsonl" for expert in EXPERTS]
+    facts = penstock(
+        "prepare", *files, "--out", "s", "--tokenizer", chatml_folder, "--template", template, "--json"
+    ).json
+    assert facts["documents"] == 32
+    assert facts["skipped"] == {"no-record": 4}
+    assert penstock("verify", "s", "--json").json["ok"]
+    with open_store(tmp_path / "s") as store:
+        tokenizer = store.tokenizer()
+        controls = tokenizer.spec.control_tokens
+        for number in range(32):
+            ids = store.document_tokens(number)
+            starts = int((ids == controls["<|im_start|>"]).sum())
+            assert starts == (0 if template == "alpaca" else 2)
+            assert int((ids == controls["<|im_end|>"]).sum()) == starts
+            assert ids[-1] == tokenizer.end_id
+            text = document_text(store, number, tokenizer)
+            assert text.count("<|im_end|>") == starts + ("Rows of" in text), "a quoted control is text"
+
+
+def test_fields_are_named_and_mistakes_too(penstock, chatml_folder: Path, tmp_path: Path):
+    write_jsonl(tmp_path / "rows.jsonl", [{"question_text": f"Q{n}", "reply": f"A{n}"} for n in range(4)])
+    words = ["prepare", "rows.jsonl", "--tokenizer", chatml_folder, "--template"]
+    mapped = ["--field-map", "instruction=question_text", "--field-map", "response=reply"]
+    assert penstock(*words, "chatml", *mapped, "--out", "s", "--json").json["documents"] == 4
+    for more, said in [
+        (["chatlm"], "chatml"),
+        (["chatml", "--field-map", "reponse=reply"], "response"),
+        (["llama"], "<|begin_of_text|>"),
+        (["chatml", "--loss", "none"], "assistant"),
+    ]:
+        failed = penstock(*words, *more, "--out", "other", expect=1)
+        failed.assert_one_error()
+        assert said in failed.err
+        assert not (tmp_path / "other").exists()
