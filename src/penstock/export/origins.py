@@ -12,7 +12,7 @@ from penstock.errors import DamagedStoreError
 from penstock.export.stream import TokenStream
 from penstock.sources import printable
 
-__all__ = ["COLUMNS", "document_metadata"]
+__all__ = ["COLUMNS", "document_metadata", "parsed_facts"]
 
 COLUMNS = {
     "document": "int64",
@@ -44,9 +44,9 @@ def document_metadata(stream: TokenStream, first: int, last: int) -> list[dict[s
     return [
         {
             "document": number,
-            "key": printable(row["key"]),
+            "key": _shown(row["key"]),
             "source": store.manifest.sources[source]["name"],
-            "path": printable(row["path"]),
+            "path": _shown(row["path"]),
             "split": stream.split,
             "language": row["language"],
             "num_tokens": length,
@@ -58,6 +58,15 @@ def document_metadata(stream: TokenStream, first: int, last: int) -> list[dict[s
         }
         for number, row, source, length in zip(numbers.tolist(), rows, sources, lengths, strict=True)
     ]
+
+
+def _shown(name: bytes) -> str:
+    """`printable`, at once where nothing needs an escape: by characters it takes longer than the tokens."""
+    try:
+        text = name.decode()
+    except UnicodeDecodeError:
+        return printable(name)
+    return text if text.isprintable() else printable(name)
 
 
 def parsed_facts(metadata: dict[str, Any], stream: TokenStream) -> dict[str, Any]:
