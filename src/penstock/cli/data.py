@@ -56,6 +56,14 @@ def prepare(
     group_field: Annotated[
         str | None, typer.Option(help="Column by which rows stay in one split. Default: each row on its own.")
     ] = None,
+    template: Annotated[
+        str | None,
+        typer.Option(help="Records through alpaca, chatml, llama, mistral, phi, deepseek, gemma, plain… or tokenizer."),
+    ] = None,
+    field_map: Annotated[
+        list[str] | None, typer.Option(help="Field of a record = column, as in response=answer; repeatable.")
+    ] = None,
+    loss: Annotated[str, typer.Option(help="What is learnt of a record: assistant or all.")] = "assistant",
     git_parts: Annotated[str, typer.Option(help="Of a repository: commits, files or both.")] = "commits,files",
     git_content: Annotated[str, typer.Option(help="Of a commit: message, stats, diff.")] = "message,stats,diff",
     git_authors: Annotated[str, typer.Option(help="Names and addresses in commits: drop, hash or keep.")] = "drop",
@@ -90,10 +98,12 @@ def prepare(
       penstock prepare ~/src/linux --out kernel --tokenizer gpt2/tokenizer.json --include '*.c' --include '*.h'
       penstock prepare docs=./docs code=./src --out mine --split train=90,val=10
       penstock prepare git:~/src/project#main --out history --git-parts commits
+      penstock prepare chat.jsonl --out chat --tokenizer ./qwen --template tokenizer
 
     Kill it at any time: the same command goes on where it was. Run it again after changes: only what changed is
     tokenised, and a new version is committed.
     """
+    from penstock.cli.templates import renderer_of
     from penstock.hardware import default_workers, probe
     from penstock.sources import FileOptions, GitOptions, InputOptions, TableOptions, sources_from_inputs
     from penstock.store import PrepareOptions
@@ -106,6 +116,10 @@ def prepare(
         max_file_bytes=max_file_bytes,
         hidden=hidden,
         vendored=vendored,
+    )
+    loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
+    renderer = renderer_of(
+        template, field_map=field_map or (), loss=loss, tokenizer=loaded, tokenizer_value=tokenizer, out=out
     )
     git_options = GitOptions(
         parts=tuple(git_parts.split(",")),
@@ -121,10 +135,10 @@ def prepare(
         files=file_options,
         git=git_options,
         tables=TableOptions(text_field=text_field, id_field=id_field, group_field=group_field, strict=strict),
+        renderer=renderer,
         network=network,
     )
     sources = sources_from_inputs(inputs, options=input_options)
-    loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
     options = PrepareOptions(
         split=split,
         dedup=dedup,
@@ -160,6 +174,7 @@ def prepare_facts(result: Any) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "units": result.units,
         "units_taken_over": result.units_taken_over,
+        "workers": result.workers,
         "documents_reused": result.documents_reused,
         "digest": result.manifest.digest,
         "splits": counts["splits"],
@@ -178,7 +193,7 @@ def print_prepared(facts: dict[str, Any]) -> None:
             "store": f"{one_line(facts['store'])}  ({state})",
             "documents": f"{facts['documents']:,} of {facts['found']:,} files found",
             "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
-            "time": f"{facts['seconds']:.1f} s, {rate}/s, {facts['units']} units",
+            "time": f"{facts['seconds']:.1f} s, {rate}/s, {facts['units']} units, {facts['workers']}",
             "tokenizer": one_line(f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids"),
             "engine": one_line(f"{tokenizer['engine']}: {tokenizer['reason']}"),
             "digest": facts["digest"],

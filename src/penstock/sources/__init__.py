@@ -7,6 +7,7 @@ from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from
 from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
 from penstock.sources.tables import TableOptions, TablesSource
+from penstock.sources.templates import TemplateRenderer, TemplateVocabulary
 
 __all__ = [
     "DEFAULT_UNIT_BYTES",
@@ -25,6 +26,8 @@ __all__ = [
     "Source",
     "TableOptions",
     "TablesSource",
+    "TemplateRenderer",
+    "TemplateVocabulary",
     "TextColumn",
     "Unit",
     "UnitText",
