@@ -224,6 +224,22 @@ def test_sources_and_units_can_be_pickled_in_the_middle_of_a_stream(tmp_path: Pa
     copy.close()
 
 
+def test_a_forked_process_does_not_disturb_its_parents_streams(tmp_path: Path, rows: Rows):
+    path = written(tmp_path / "a.parquet", parquet(rows * 20, compression="none", use_dictionary=False))
+    source = source_of(path)
+    units = list(source.units(30_000))
+    texts = contents(source.read(units[0]).documents)
+    child = os.fork()
+    if child == 0:
+        ok = all(source.read(unit).documents for unit in units[1:])
+        os._exit(0 if ok else 1)
+    for unit in units[1:]:
+        texts += contents(source.read(unit).documents)
+    source.close()
+    assert os.waitpid(child, 0)[1] == 0
+    assert texts == [row["text"].encode() for row in rows] * 20
+
+
 def test_options_name_what_decides_the_documents_and_nothing_else(tmp_path: Path):
     path = written(tmp_path / "a.jsonl", b'{"text": "x"}\n')
     plain = source_of(path).options()

@@ -136,7 +136,9 @@ def plain_blocks(descriptor: int, start: int, stop: int | None = None) -> Iterat
     """The file from `start` to its end; reads no further than `stop` before it has to."""
     offset = start
     while True:
-        wanted = BLOCK_BYTES if stop is None or offset >= stop else min(BLOCK_BYTES, stop - offset)
+        wanted = BLOCK_BYTES
+        if stop is not None:
+            wanted = min(BLOCK_BYTES, stop - offset) if offset < stop else CHUNK_BYTES
         data = os.pread(descriptor, wanted, offset)
         if not data:
             return

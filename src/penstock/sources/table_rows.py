@@ -11,6 +11,7 @@ A few microseconds per row; facts are bounded (64 columns of at most 1 KiB), bec
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,6 +28,7 @@ __all__ = ["MAX_FACT_CHARACTERS", "RowDocuments"]
 
 MAX_FACT_CHARACTERS = 1024
 MAX_FACTS = 64
+MAX_SHAPES = 256
 MAX_ID_BYTES = 1024
 MAX_NAME_CHARACTERS = 256
 # Every float below it that is whole stands for one integer only.
@@ -37,6 +39,9 @@ PATH_COLUMNS = ("path", "file_path", "filepath", "file_name", "filename", "max_s
 NO_FAULTS = frozenset(["empty", "too-large"])
 
 Content = bytes | tuple[Part, ...]
+_NUMBERS = frozenset([int, float, bool])
+_Shape = tuple[tuple[str, ...], str | None, str | None]
+"""Names of the columns that may be facts, the column of the language, the column of a path."""
 
 
 class RowDocuments:
@@ -89,6 +94,7 @@ class RowDocuments:
         self._max_bytes = max_document_bytes
         self._strict = strict
         self._wanted = wanted
+        self._shapes: dict[tuple[str, ...], _Shape] = {}
 
     def is_unwanted(self, number: int) -> bool:
         """Whether a row needn't even be parsed; where ids make the keys, only the row tells."""
@@ -138,9 +144,21 @@ class RowDocuments:
             return
         if self._wanted is not None and not self._wanted(key):
             return
-        facts = self._row_facts(columns)
+        names, language_column, path_column = self._shape_of(columns)
+        facts: dict[str, Any] = {
+            name: value
+            for name in names
+            if type(value := columns[name]) in _NUMBERS or (type(value) is str and len(value) <= MAX_FACT_CHARACTERS)
+        }
+        if len(facts) > MAX_FACTS:
+            facts = dict(itertools.islice(facts.items(), MAX_FACTS))
         if row_number is not None:
             facts.setdefault("row", row_number)
+        if self._facts:
+            facts.update(self._facts)
+        language = ""
+        if language_column is not None or path_column is not None:
+            language = _language(columns, language_column, path_column)
         self._documents.append(
             Document(
                 key=key,
@@ -149,7 +167,7 @@ class RowDocuments:
                 byte_start=number,
                 byte_end=end,
                 parts=(Part(data=data),) if type(content) is bytes else content,  # type: ignore[arg-type]
-                language=_language(columns),
+                language=language,
                 facts=_facts_text(facts) if facts else "",
                 exact=False,
                 framed=self._framed,
@@ -167,6 +185,8 @@ class RowDocuments:
 
     def _key_and_group(self, number: int, data: bytes, columns: Mapping[str, Any]) -> tuple[bytes, bytes]:
         """Rows that nothing else groups are grouped by content: rows put in before them move them to no other split."""
+        if self._id_field is None and self._group_field is None:
+            return self._key_prefix + b"%015d" % number, strong_hash(data)
         if self._id_field is None:
             tag = b"%015d" % number
             group = None
@@ -178,22 +198,18 @@ class RowDocuments:
             group = _name_of(columns.get(self._group_field), "no-group", self._group_field)
         return self._key_prefix + tag, strong_hash(data) if group is None else group
 
-    def _row_facts(self, columns: Mapping[str, Any]) -> dict[str, Any]:
-        """The scalar columns that the content isn't made of."""
-        facts: dict[str, Any] = dict(self._facts)
-        for name, value in columns.items():
-            kind = type(value)
-            if kind is str:
-                if len(value) > MAX_FACT_CHARACTERS:
-                    continue
-            elif kind is not int and kind is not float and kind is not bool:
-                continue
-            if name in self._columns or len(name) > MAX_NAME_CHARACTERS:
-                continue
-            facts[name] = value
-            if len(facts) >= MAX_FACTS:
-                break
-        return facts
+    def _shape_of(self, columns: Mapping[str, Any]) -> _Shape:
+        """What rows with these columns have in common; nearly all rows of a file have the same."""
+        key = tuple(columns)
+        shape = self._shapes.get(key)
+        if shape is None:
+            if len(self._shapes) >= MAX_SHAPES:
+                self._shapes.clear()
+            names = tuple(name for name in key if name not in self._columns and len(name) <= MAX_NAME_CHARACTERS)
+            language = next((name for name in LANGUAGE_COLUMNS if name in columns), None)
+            path = next((name for name in PATH_COLUMNS if name in columns), None)
+            shape = self._shapes[key] = (names, language, path)
+        return shape
 
 
 def _text_of(parts: tuple[Part, ...]) -> bytes:
@@ -213,13 +229,13 @@ def _name_of(value: Any, reason: str, column: str) -> bytes:
     raise BadRowError(reason, f"column {column!r} holds {type(value).__name__}, expected text or a whole number")
 
 
-def _language(columns: Mapping[str, Any]) -> str:
-    for name in LANGUAGE_COLUMNS:
-        value = columns.get(name)
+def _language(columns: Mapping[str, Any], language_column: str | None, path_column: str | None) -> str:
+    if language_column is not None:
+        value = columns[language_column]
         if type(value) is str and len(value) <= 64 and value.isprintable():
             return value.lower()
-    for name in PATH_COLUMNS:
-        value = columns.get(name)
+    if path_column is not None:
+        value = columns[path_column]
         if type(value) is str:
             return language_of(value.encode("utf-8", "replace"))
     return ""

@@ -266,10 +266,14 @@ class _Cursors:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._kept: list[tuple[object, RecordCursor | BatchCursor]] = []
+        self._process = os.getpid()
 
     def take(self, piece: Piece) -> RecordCursor | BatchCursor | None:
         """The stream that is nearest before the piece, if there is one."""
         wanted = _stream_of(piece)
+        if self._process != os.getpid():  # forked: a file's place is shared with the parent, who may still be reading
+            self.close()
+            self._process = os.getpid()
         with self._lock:
             usable = [entry for entry in self._kept if entry[0] == wanted and entry[1].passed <= piece.start]
             if not usable:
