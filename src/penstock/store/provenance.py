@@ -89,7 +89,10 @@ def _file(location: str, path: bytes) -> str:
 def document_text(store: Store, document: int, tokenizer: Tokenizer) -> str:
     """A document decoded, without the tokens around it."""
     tokens = store.document_tokens(document)
-    return tokenizer.decode(tokens[len(tokenizer.spec.begin_ids) : -1])
+    begin = tokenizer.spec.begin_ids
+    # A framed document (a chat) spells its own beginning, which needn't be the tokenizer's.
+    start = len(begin) if tuple(tokens[: len(begin)].tolist()) == begin else 0
+    return tokenizer.decode(tokens[start:-1])
 
 
 def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[str, Any]:
