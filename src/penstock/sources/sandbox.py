@@ -89,6 +89,9 @@ class _Budget:
 
     def pay_for(self, value: Any) -> None:
         """Pays for everything inside a value; shared members count each time, because they are copied each time."""
+        if isinstance(value, str):  # nearly always
+            self.pay(1 + len(value))
+            return
         waiting = [value]
         while waiting:
             item = waiting.pop()
@@ -364,7 +367,9 @@ def _concat(values: list[Any]) -> str:
 
 def _check_operands(operator: str, left: Any, right: Any) -> None:
     """Refuses or pays before the operation, because what it makes may not fit."""
-    if operator == "%" and isinstance(left, str):
+    if operator == "+" and isinstance(left, str) and isinstance(right, str):
+        _budget().pay(len(left) + len(right))
+    elif operator == "%" and isinstance(left, str):
         if not PLAIN_FORMAT.fullmatch(left):
             raise TemplateLimitError("format strings with a width aren't taken")
         for _ in range(1 + left.count("%")):

@@ -315,7 +315,7 @@ class TemplateRenderer:
     def _cut(self, stretch: Stretch, start: int, end: int, as_text: set[str]) -> Iterator[Part]:
         """A stretch as parts; `start` to `end` of it carries loss."""
         if stretch.owner is not None:
-            yield from _text_parts(stretch.text, 0, len(stretch.text), start, end)
+            yield Part(data=stretch.text.encode(), loss=end > start)  # all of it or nothing
             return
         position = 0
         for match in self._names.find(stretch.text):
