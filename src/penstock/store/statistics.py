@@ -2,8 +2,9 @@
 
 In: the index arrays and four columns of the documents table; no token is read. Out: one `Statistics`, whose `asdict` is
 the JSON that `inspect` prints and the pages draw. The table is read in batches and folded, batch by batch, into one row
-per (source, split, language, top-level folder); every grouping is a sum over those rows. Memory: 10 bytes per document
-for the lengths, plus the groups. Measured: 1 M documents in 0.7 s, most of it Parquet.
+per (source, split, language, top-level folder); every grouping is a sum over those rows. Memory: some 20 bytes per
+document, the groups, and the table as a map. Measured on one shared core: 0.8 s for 1 M documents, two thirds of it
+Parquet; 5.6 s for 9.5 M.
 """
 
 from __future__ import annotations
