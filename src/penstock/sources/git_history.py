@@ -571,17 +571,15 @@ def _measure(commit: _Surveyed, sizes: dict[bytes, int | None]) -> None:
     """Sets what a commit's diff is expected to take, may take at most, and the path that changed most."""
     most_changed = -1
     for change in commit.changes:
-        if change.old_id == change.new_id:
-            expected, most = CHANGE_BYTES, CHANGE_BYTES
-        else:
-            known = [sizes.get(name) for name in _blobs(change)]
-            if None in known:
-                commit.problem = "missing-object"
-            whole = [size or 0 for size in known]
-            grown = abs(whole[0] - whole[1]) if len(whole) == 2 else sum(whole)
-            expected, most = min(grown, sum(whole)) + CHANGE_BYTES, sum(whole) + CHANGE_BYTES
+        known = [sizes[name] for name in _blobs(change)]
+        if None in known:
+            commit.problem = "missing-object"
+        whole = [size or 0 for size in known]
+        if change.old_id == change.new_id:  # moved, or only its mode changed
+            whole = []
+        expected = CHANGE_BYTES + (abs(whole[0] - whole[1]) if len(whole) == 2 else sum(whole))
         commit.expected_bytes += expected
-        commit.most_bytes += most
+        commit.most_bytes += CHANGE_BYTES + sum(whole)
         if expected > most_changed:
             most_changed, commit.main_path = expected, change.path
 

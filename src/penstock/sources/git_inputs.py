@@ -52,7 +52,7 @@ def source_from_word(
     if is_url(place):
         check_url(place, network=network)
     elif not os.path.exists(place):
-        raise InputError(f"repository {place!r} doesn't exist", hint="check the path after git:")
+        raise InputError(f"input {word!r} doesn't exist", hint="check the path after git:")
     else:
         place = os.path.realpath(place)
         local_git_folder(place)

@@ -100,8 +100,7 @@ CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
 
 def is_url(place: str) -> bool:
     """Whether this names something on another machine, in any of git's ways to write it."""
-    before_slash = place.partition("/")[0]
-    return "://" in place or "::" in before_slash or (":" in before_slash and not os.path.lexists(place))
+    return not os.path.lexists(place) and ("://" in place or ":" in place.partition("/")[0])
 
 
 def new_clone_name() -> str:
