@@ -38,6 +38,11 @@ ODD_NAMES = [
 SPECIAL = b"<|endoftext|> <s> [INST] </s> <|im_start|>\n"
 
 
+def content_of(document: Document) -> bytes:
+    (part,) = document.parts
+    return part.data
+
+
 def git(folder: Path, *arguments: str, data: bytes | None = None, check: bool = True, **variables: str) -> bytes:
     done = subprocess.run(
         ["git", *arguments], cwd=folder, env={**CLEAN, **variables}, input=data, check=check, capture_output=True
@@ -224,7 +229,7 @@ def check_against_git(clone: Clone, commits: dict[str, Document], sample: list[s
         seen["rename"] += "renames" in facts
         seen["binary"] += "binary_files" in facts
         if "diff_start" in facts and "diffs_left_out" not in facts:
-            check_applies(clone, facts, document.content[facts["diff_start"] :])
+            check_applies(clone, facts, content_of(document)[facts["diff_start"] :])
             seen["applied"] += 1
     return seen
 
@@ -285,7 +290,7 @@ def test_identities_stay_out_unless_asked_for(repository: Path, temporary: Path)
     def text_with(authors: str, key: str = "") -> bytes:
         options = GitOptions(authors=authors, author_key=key, parts=("commits",), max_commits=30)
         documents, _ = read_all(GitSource(name="odd", place=str(repository), options=options))
-        return b"".join(document.content + document.facts.encode() for document in documents)
+        return b"".join(content_of(document) + document.facts.encode() for document in documents)
 
     dropped, hashed, kept = text_with("drop"), text_with("hash"), text_with("keep")
     for text in (dropped, hashed):
@@ -305,8 +310,8 @@ def test_files_are_those_of_the_tree_by_the_rules_of_files(
     files = {d.path: d for d in documents if b"/files/" in d.key}
     for path, document in files.items():
         facts = json.loads(document.facts)
-        assert document.content == clone.output("cat-file", "blob", facts["blob"])
-        assert (document.exact, document.byte_start, document.byte_end) == (True, 0, len(document.content))
+        assert content_of(document) == clone.output("cat-file", "blob", facts["blob"])
+        assert (document.exact, document.byte_start, document.byte_end) == (True, 0, len(content_of(document)))
         assert document.key == b"odd/files/" + path
     tree = clone.output("ls-tree", "-r", "-z", "HEAD").split(b"\0")[:-1]
     left_out = sum(count for reason, count in tally.counts.items())
@@ -375,10 +380,10 @@ def test_diffs_beyond_the_limit_are_left_out_by_file(
         assert [facts[name] for name in ("files", "insertions", "deletions")] == [
             full[name] for name in ("files", "insertions", "deletions")
         ]
-        assert len(document.content) - facts.get("diff_start", len(document.content)) <= limit
+        assert len(content_of(document)) - facts.get("diff_start", len(content_of(document))) <= limit
         reasons = facts.get("diffs_left_out", {})
         left_out += reasons.get("too-large", 0)
-        assert document.content.count(b"(diff left out: too large)") == reasons.get("too-large", 0)
+        assert content_of(document).count(b"(diff left out: too large)") == reasons.get("too-large", 0)
     assert left_out
 
 
@@ -403,12 +408,12 @@ def test_a_diff_larger_than_memory_should_hold_streams_by(tmp_path: Path, tempor
     facts = json.loads(large.facts)
     assert (facts["files"], facts["insertions"], facts["deletions"]) == (4, 20_006, 0)
     assert facts["diffs_left_out"] == {"too-large": 2}
-    lines = large.content.split(b"\n")
+    lines = content_of(large).split(b"\n")
     assert b"A +20000 -0 b.txt (diff left out: too large)" in lines
     assert b"A +1 -0 c.txt (diff left out: too large)" in lines
     assert b"+small" in lines
     assert b"++++ b" in lines
-    assert b"-small" in after.content.split(b"\n")
+    assert b"-small" in content_of(after).split(b"\n")
 
 
 def test_content_that_is_shown_is_chosen(repository: Path, temporary: Path):
@@ -419,12 +424,12 @@ def test_content_that_is_shown_is_chosen(repository: Path, temporary: Path):
 
     full = json.loads(one("message", "stats", "diff").facts)
     stats_only = one("stats")
-    assert b"diff --git" not in stats_only.content
+    assert b"diff --git" not in content_of(stats_only)
     assert [json.loads(stats_only.facts)[name] for name in ("insertions", "deletions")] == [
         full[name] for name in ("insertions", "deletions")
     ]
-    assert one("diff").content.startswith((b"diff --git", b"A binary", b"M binary"))
-    assert b"diff --git" not in one("message").content
+    assert content_of(one("diff")).startswith((b"diff --git", b"A binary", b"M binary"))
+    assert b"diff --git" not in content_of(one("message"))
 
 
 def test_groups_follow_renames_in_one_repository_and_roots_in_several(
@@ -444,7 +449,7 @@ def test_groups_follow_renames_in_one_repository_and_roots_in_several(
     git(tmp_path / "fork", "fast-import", "--quiet", data=fork.stream[0])
     (alone,) = sources_from_inputs([f"git:{tmp_path}/r"])
     documents, _ = read_all(alone)
-    groups = {d.path if b"/files/" in d.key else d.content[:3]: d.group for d in documents}
+    groups = {d.path if b"/files/" in d.key else content_of(d)[:3]: d.group for d in documents}
     assert groups[b"new.py"] == groups[b"two"] == groups[b"thr"] == groups[b"one"] == b"r/files/old.py"
     assert groups[b"x.txt"] == b"r/files/x.txt"
     both = sources_from_inputs([f"git:{tmp_path}/r", f"git:{tmp_path}/fork"])
@@ -480,12 +485,12 @@ def test_a_shallow_clone_keeps_its_border_free_of_false_additions(repository: Pa
     border = [d for d in documents if json.loads(d.facts).get("changes_left_out") == "shallow-boundary"]
     assert border
     for document in border:
-        assert b"diff --git" not in document.content
+        assert b"diff --git" not in content_of(document)
         assert json.loads(document.facts)["files"] == 0
         assert json.loads(document.facts)["parents"]
     whole = commits_of(read_all(GitSource(name="s", place=str(repository)))[0])
-    assert [d.content for d in documents if d not in border] == [
-        whole[json.loads(d.facts)["commit"]].content for d in documents if d not in border
+    assert [content_of(d) for d in documents if d not in border] == [
+        content_of(whole[json.loads(d.facts)["commit"]]) for d in documents if d not in border
     ]
 
 
@@ -567,7 +572,7 @@ def test_forged_and_ancient_objects(tmp_path: Path, temporary: Path):
     git(folder, "tag", "tree-tag", tree.decode())
     git(folder, "tag", "blob-tag", blob.decode())
     documents, tally = read_all(GitSource(name="f", place=str(folder)))
-    texts = [document.content for document in documents]
+    texts = [content_of(document) for document in documents]
     assert texts[0].startswith(b"no author at all\n")
     assert texts[2] == "café\n".encode()
     assert texts[3] == "\ufffd\ufffdnul\n".encode()

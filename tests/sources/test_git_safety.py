@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import DEFAULT_UNIT_BYTES, GitSource, InputOptions, sources_from_inputs
+from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptions, sources_from_inputs
 from penstock.sources.git_repository import is_safe_version, remove_dead_clones
 
 CLEAN = {
@@ -27,6 +27,11 @@ CLEAN = {
     "GIT_AUTHOR_DATE": "1600000000 +0000",
     "GIT_COMMITTER_DATE": "1600000000 +0000",
 }
+
+
+def content_of(document: Document) -> bytes:
+    (part,) = document.parts
+    return part.data
 
 
 def git(folder: Path, *arguments: str, data: bytes | None = None, environment: dict[str, str] | None = None) -> bytes:
@@ -240,10 +245,10 @@ def test_no_program_named_by_a_repository_runs(form: str, tmp_path: Path, tempor
         pack.with_suffix(".promisor").touch()
     found = documents_of(source_of(f"hostile=git:{place}"))
     assert [mark.read_text() for mark in marks.iterdir()] == []
-    subjects = {document.content.partition(b"\n")[0] for document in found if b"/commits/" in document.key}
+    subjects = {content_of(document).partition(b"\n")[0] for document in found if b"/commits/" in document.key}
     assert subjects == expected  # neither a replaced commit nor a driver's idea of the text
-    attributes = next(document for document in found if document.content.startswith(b"attributes"))
-    assert b"+* diff=evil filter=evil merge=evil text eol=crlf\n" in attributes.content
+    attributes = next(document for document in found if content_of(document).startswith(b"attributes"))
+    assert b"+* diff=evil filter=evil merge=evil text eol=crlf\n" in content_of(attributes)
     assert list(temporary.iterdir()) == []
 
 
