@@ -21,9 +21,9 @@ __all__ = ["RunningChecksum", "canonical_json", "checksum", "checksum_hex", "dig
 Buffer = bytes | bytearray | memoryview
 
 
-def strong_hash(data: Buffer) -> bytes:
-    """32 bytes that identify `data`."""
-    return blake3(data).digest()
+def strong_hash(data: Buffer, *, purpose: str | None = None) -> bytes:
+    """32 bytes that identify `data`; with a `purpose`, never equal to those of another purpose or of none."""
+    return blake3(data, derive_key_context=purpose).digest() if purpose else blake3(data).digest()
 
 
 def checksum(data: Any) -> int:

@@ -34,7 +34,7 @@ HOUR_NS = 3600 * 10**9
 # of the format or of the meaning of an option: every store in the world is then another one.
 GOLDEN_FILES = "c5ace0f8b92f82919b55ee98cb35d57594ca0b6d6d798557b8bf026d16d5a202"
 GOLDEN_UPDATED = "3b6f3fc2808a32765fa0fe778ac58b19e69191ac25a5d0e49f31edd8467ce361"
-GOLDEN_CONVERSATION = "3f879af25489821d637d8fd75868cb456e74a670f2cbda088e218dd27e4b2fb3"
+GOLDEN_CONVERSATION = "c6f30a19c001e28cd3f99406dd1bc099a51c524294fcbc61860b0b0a04fd4c2a"
 
 
 def bytes_tokenizer(

@@ -147,6 +147,7 @@ def prepare(
         unit_bytes=unit_bytes,
         vocab_size=vocab_size,
         break_lock=break_lock,
+        control_tokens=renderer.control_tokens if renderer else (),
     )
     with contextlib.ExitStack() as stack:
         for source in sources:
@@ -191,7 +192,7 @@ def print_prepared(facts: dict[str, Any]) -> None:
     print_facts(
         {
             "store": f"{one_line(facts['store'])}  ({state})",
-            "documents": f"{facts['documents']:,} of {facts['found']:,} files found",
+            "documents": f"{facts['documents']:,} of {facts['found']:,} found",
             "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
             "time": f"{facts['seconds']:.1f} s, {rate}/s, {facts['units']} units, {facts['workers']}",
             "tokenizer": one_line(f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids"),

@@ -51,6 +51,7 @@ class Document:
         exact: whether the content is those very bytes of the file, neither unescaped nor rendered.
         framed: whether the parts spell their own beginning and end (a chat template does); then no begin token is put
             before them, and an end token after them only where they don't end with it.
+        text_hash: `strong_hash` of a plain document's text, where the source needed it anyway; else empty.
     """
 
     key: bytes
@@ -63,17 +64,13 @@ class Document:
     facts: str = ""
     exact: bool = True
     framed: bool = False
+    text_hash: bytes = b""
 
     @property
     def is_plain(self) -> bool:
         """Whether the document is one text part that carries loss throughout."""
         parts = self.parts
         return len(parts) == 1 and parts[0].kind is PartKind.TEXT and parts[0].loss and not self.framed
-
-    @property
-    def content(self) -> bytes:
-        """All parts joined; of a plain document, its one part itself."""
-        return self.parts[0].data if len(self.parts) == 1 else b"".join([part.data for part in self.parts])
 
     @property
     def num_bytes(self) -> int:

@@ -138,7 +138,7 @@ class RowDocuments:
             self.skip(reason, number, f"the text is {reason}")
             return
         try:
-            key, group = self._key_and_group(number, data, columns)
+            key, group, text_hash = self._identity(number, data, columns)
         except BadRowError as problem:
             self.skip(problem.reason, number, problem.detail)
             return
@@ -171,6 +171,7 @@ class RowDocuments:
                 facts=_facts_text(facts) if facts else "",
                 exact=False,
                 framed=self._framed,
+                text_hash=text_hash if type(content) is bytes else b"",
             )
         )
 
@@ -183,20 +184,23 @@ class RowDocuments:
             )
         self._skips.add(reason, self._key_prefix + b"%015d" % number)
 
-    def _key_and_group(self, number: int, data: bytes, columns: Mapping[str, Any]) -> tuple[bytes, bytes]:
-        """Rows that nothing else groups are grouped by content: rows put in before them move them to no other split."""
+    def _identity(self, number: int, data: bytes, columns: Mapping[str, Any]) -> tuple[bytes, bytes, bytes]:
+        """Key, group and, where the group needed it, the hash of the content.
+
+        Rows that nothing else groups are grouped by content: rows put in before them move them to no other split.
+        """
+        tag = b"%015d" % number
         if self._id_field is None and self._group_field is None:
-            return self._key_prefix + b"%015d" % number, strong_hash(data)
-        if self._id_field is None:
-            tag = b"%015d" % number
-            group = None
-        else:
+            content = strong_hash(data)
+            return self._key_prefix + tag, content, content
+        group = b""
+        if self._id_field is not None:
             group = tag = _name_of(columns.get(self._id_field), "no-id", self._id_field)
             if len(tag) > MAX_ID_BYTES:
                 raise BadRowError("no-id", f"column {self._id_field!r} holds {len(tag)} bytes, at most {MAX_ID_BYTES}")
         if self._group_field is not None:
             group = _name_of(columns.get(self._group_field), "no-group", self._group_field)
-        return self._key_prefix + tag, strong_hash(data) if group is None else group
+        return self._key_prefix + tag, group, b""
 
     def _shape_of(self, columns: Mapping[str, Any]) -> _Shape:
         """What rows with these columns have in common; nearly all rows of a file have the same."""

@@ -26,7 +26,7 @@ from penstock import fs
 from penstock.engines import can_fork, run_units, run_units_in_processes
 from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError, TokenizerError
 from penstock.hashing import checksum_hex, digest_of, strong_hash, token_hash
-from penstock.sources import DEFAULT_UNIT_BYTES, Document, SkipTally, Source, Unit, UnitText
+from penstock.sources import DEFAULT_UNIT_BYTES, Document, PartKind, SkipTally, Source, Unit, UnitText
 from penstock.store.index import VersionIndex, build_index
 from penstock.store.layout import (
     INDEX,
@@ -68,6 +68,7 @@ class PrepareOptions:
     workers: int = 1  # processes where they can be forked, threads elsewhere
     unit_bytes: int = DEFAULT_UNIT_BYTES
     vocab_size: int = DEFAULT_VOCAB_SIZE
+    control_tokens: tuple[str, ...] = ()  # that a trained vocabulary must have besides its own
     break_lock: bool = False
 
 
@@ -260,7 +261,7 @@ class _Job:
         """Documents and their content hashes."""
         started_ns = time.time_ns()
         text = self._sources[unit.source].read(unit)
-        hashes = [strong_hash(document.content) for document in text.documents]
+        hashes = [content_hash(document) for document in text.documents]
         return _ReadUnit(text=text, content_hashes=hashes, started_ns=started_ns)
 
     def _encode(self, unit: Unit, read: _ReadUnit) -> _Encoded:
@@ -420,8 +421,6 @@ class _KnownDocuments:
         with_runs = set(store.arrays["loss_documents"].tolist())
         contents = store.provenance()["content_hash"].to_pylist()
         self._numbers = {content: number for number, content in enumerate(contents) if number not in with_runs}
-        self._begins = len(tokenizer.spec.begin_ids)
-        self._controls = np.array(list(tokenizer.spec.control_tokens.values()), tokenizer.dtype)
 
     def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[_Place | None]:
         """Where each document was stored before, or None."""
@@ -438,11 +437,18 @@ class _KnownDocuments:
             tokens = self._store.document_tokens(number)
         except DamagedStoreError:
             return None  # encoded again, so that the damage ends with the version that has it
-        # A document of parts spells its control tokens with the same bytes as text that merely quotes them.
-        if np.isin(tokens[self._begins : -1], self._controls).any():
-            return None
         segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
         return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
+
+
+def content_hash(document: Document) -> bytes:
+    """What makes two documents the same: their bytes and, where they aren't plain text, how these are divided."""
+    if document.is_plain:
+        return document.text_hash or strong_hash(document.parts[0].data)
+    pieces = [b"framed" if document.framed else b""]
+    for part in document.parts:
+        pieces += [f"{part.kind.value} {int(part.loss)} {len(part.data)} ".encode(), part.data]
+    return strong_hash(b"".join(pieces), purpose="penstock parts")
 
 
 def encode_documents(
@@ -569,8 +575,9 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
         if unit.source == source.name
         for document in source.read(unit, wanted=wanted).documents
         for part in document.parts
+        if part.kind is PartKind.TEXT
     )
-    return train_tokenizer(texts, vocab_size=options.vocab_size)
+    return train_tokenizer(texts, vocab_size=options.vocab_size, control_tokens=options.control_tokens)
 
 
 def _segment_is_whole(out: Path, entry: SegmentEntry) -> bool:
@@ -603,6 +610,7 @@ def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> Inp
         return InputError(f"no files in {where}", hint="check the path, or name a folder that holds text or code")
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
     return InputError(
-        f"no documents in {where}: {tally.total} files left out ({reasons})",
-        hint="loosen the filters: --include, --exclude, --hidden, --vendored, --max-file-bytes",
+        f"no documents in {where}: {tally.total} left out ({reasons})",
+        hint="loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns of a"
+        " table (--text-field, --field-map)",
     )
