@@ -611,6 +611,6 @@ def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> Inp
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
     return InputError(
         f"no documents in {where}: {tally.total} left out ({reasons})",
-        hint="loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns of a"
-        " table (--text-field, --field-map)",
+        hint="loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns"
+        " of a table (--text-field, --field-map)",
     )
