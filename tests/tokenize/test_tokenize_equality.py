@@ -1,12 +1,13 @@
-"""Ids equal those of `tokenizers` with the same tokens dropped, text comes back from ids, and controls stay text."""
+"""Ids equal those of `tokenizers` with the same tokens dropped, text comes back from ids, and controls stay text.
+
+Here for the vocabulary that is trained by default; test_equality_families.py does it for every family.
+"""
 
 from __future__ import annotations
 
 import threading
 from pathlib import Path
 
-import gigatoken
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,8 +15,6 @@ from hypothesis import strategies as st
 from penstock.tokenize import Tokenizer, load_tokenizer
 
 from .conftest import ids_of, random_texts, reference_ids
-
-RANK_FILES = ["r50k_base.tiktoken", "cl100k_base.tiktoken", "o200k_base.tiktoken"]
 
 # Ordinary text with, now and then, the very strings that must not become controls.
 any_text = st.one_of(
@@ -80,25 +79,6 @@ def test_every_code_point_equals_the_reference(tokenizer: Tokenizer):
 def test_long_runs_equal_the_reference(tokenizer: Tokenizer, unit: str):
     lengths = [1, 2, 63, 64, 65, 255, 256, 257, 1023, 4097]
     assert_equal_to_the_reference(tokenizer, [(unit * length).encode() for length in lengths])
-
-
-@pytest.mark.parametrize("name", ["gpt2.tokenizer.json", *RANK_FILES])
-def test_a_published_vocabulary_equals_the_reference(name: str, shared_tokenizers: Path, texts: list[bytes]):
-    """One test per file, because loading it is most of the cost."""
-    tokenizer = load_tokenizer(str(shared_tokenizers / name))
-    assert tokenizer.engine.name == "gigatoken", tokenizer.engine.reason
-    spellings = control_spellings(tokenizer)
-    cases = texts + random_texts(2, 4000) + spellings
-    assert_equal_to_the_reference(tokenizer, cases)
-    assert_text_never_reaches_a_control(tokenizer, cases)
-    for text, ids in zip(cases, ids_of(tokenizer, cases), strict=True):
-        assert tokenizer.decode(ids).encode() == text
-    assert tokenizer.dtype == np.dtype("<u4" if tokenizer.vocab_size > 65_535 else "<u2")
-    if name.endswith(".tiktoken"):
-        # A second opinion on the conversion: another program's own reader of rank files.
-        path, splitter = shared_tokenizers / name, name.partition("_")[0]
-        peer = gigatoken.Tokenizer.from_tiktoken(path, pretokenizer=splitter, special_tokens={})
-        assert ids_of(tokenizer, texts) == peer.encode_batch(texts, parallel=False).to_list()
 
 
 def test_the_rank_file_of_gpt2_gives_the_ids_of_its_tokenizer_json(shared_tokenizers: Path, texts: list[bytes]):
