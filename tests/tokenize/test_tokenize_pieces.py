@@ -190,14 +190,23 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("engine", [ReferenceEngine, RememberingEngine])
 @pytest.mark.parametrize("used_before", [False, True])
-def test_engines_work_in_forked_processes_without_threads(engine: Any, used_before: bool, capfd: pytest.CaptureFixture):
+@pytest.mark.parametrize("configured", [None, "true"])
+def test_engines_work_in_forked_processes_without_threads(
+    engine: Any,
+    used_before: bool,
+    configured: str | None,
+    capfd: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
+    if configured:
+        monkeypatch.setenv("TOKENIZERS_PARALLELISM", configured)
     spec, reference, _ = engine_of("StarCoder")
     texts = [b"some words 123 and more\n" * 50] * 40
     expected = reference.encode(texts)[0]
     built = engine(spec)
     if used_before:
         built.encode(texts)
-    assert "TOKENIZERS_PARALLELISM" not in os.environ
     child = os.fork()
     if child == 0:  # no pytest in here: only the exit status comes back
         status = 3
@@ -209,6 +218,6 @@ def test_engines_work_in_forked_processes_without_threads(engine: Any, used_befo
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert "TOKENIZERS_PARALLELISM" not in os.environ
+    assert os.environ.get("TOKENIZERS_PARALLELISM") == configured
     captured = capfd.readouterr()
     assert "forked" not in captured.out + captured.err

@@ -91,8 +91,6 @@ def test_a_literal_end_token_in_the_corpus_teaches_nothing(sample: list[bytes]):
 
 def test_training_reads_no_more_than_it_needs():
     """The sample is bounded: an endless corpus ends."""
-    from penstock.tokenize import training
-
     taken = 0
 
     def endless():
@@ -101,9 +99,6 @@ def test_training_reads_no_more_than_it_needs():
             taken += 1
             yield b"word " * 200_000
 
-    monkey = pytest.MonkeyPatch()
-    with monkey.context() as patch:
-        patch.setattr(training, "TRAINING_SAMPLE_BYTES", 2_500_000)
-        tokenizer: Tokenizer = train_tokenizer(endless(), vocab_size=260)
+    tokenizer: Tokenizer = train_tokenizer(endless(), vocab_size=260, sample_bytes=2_500_000)
     assert taken == 3
     assert tokenizer.vocab_size == 260

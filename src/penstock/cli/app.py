@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, datasets, doctor, export, training
+from penstock.cli import bench, data, datasets, doctor, export, tokenizer, training
 
 __all__ = ["app"]
 
@@ -40,6 +40,7 @@ app.command("verify")(data.verify)
 app.command("plan")(data.plan)
 app.command("export")(export.export)
 app.command("datasets")(datasets.datasets)
+app.add_typer(tokenizer.app, name="tokenizer")
 app.command("train")(training.train)
 app.command("report")(training.report)
 app.command("bench")(bench.bench)

@@ -94,20 +94,22 @@ def _keep_forked_children_to_one_thread() -> None:
     """Makes `tokenizers` sequential in processes forked from here on.
 
     Its thread pool doesn't live through a fork: a child that used it would wait for ever, or start one thread per core
-    beside the other children. It looks at this variable when it is forked and at each call; what the user set is kept.
+    beside the other children. It looks at this variable when it is forked (it prints a warning where there is none) and
+    at each call. Here, in the parent, it stays what it was.
     """
     variable = "TOKENIZERS_PARALLELISM"
-    is_ours: list[bool] = []
+    values: list[str | None] = []
 
     def before() -> None:
-        if variable not in os.environ:
-            os.environ[variable] = "false"
-            is_ours.append(True)
+        values.append(os.environ.get(variable))
+        os.environ[variable] = "false"
 
     def after_in_parent() -> None:
-        if is_ours:
-            is_ours.clear()
-            os.environ.pop(variable, None)
+        value = values.pop()
+        if value is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = value
 
     os.register_at_fork(before=before, after_in_parent=after_in_parent)
 
@@ -179,6 +181,7 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
     Raises:
         TokenizerError: the vocabulary can't be loaded at all, or lets text reach a control token.
     """
+    _keep_forked_children_to_one_thread()  # before any fork, whichever engine it will be
     texts = torture_texts(spec)
     verdict = verdict_name(spec.digest, texts, engine_versions())
     passed_before = _gigatoken_passed_before(spec, verdict)

@@ -29,16 +29,25 @@ END_TOKEN = "<|endoftext|>"  # noqa: S105  a vocabulary entry, not a password
 
 
 def train_tokenizer(
-    texts: Iterable[bytes], *, vocab_size: int = DEFAULT_VOCAB_SIZE, control_tokens: Sequence[str] = ()
+    texts: Iterable[bytes],
+    *,
+    vocab_size: int = DEFAULT_VOCAB_SIZE,
+    control_tokens: Sequence[str] = (),
+    end_token: str = END_TOKEN,
+    sample_bytes: int = TRAINING_SAMPLE_BYTES,
 ) -> Tokenizer:
-    """Trains on the texts in the order given, up to `TRAINING_SAMPLE_BYTES`.
+    """Trains on the texts in the order given, up to `sample_bytes`.
 
     Args:
         texts: documents; pass them in a canonical order to get the same vocabulary everywhere.
         vocab_size: ids in all, the 256 bytes, the end token and `control_tokens` included.
         control_tokens: further tokens that text can't reach, for templates; they take the highest ids.
+        end_token: name of the token put after each document.
+        sample_bytes: texts beyond so many bytes aren't read.
     """
-    controls = [name for name in dict.fromkeys(control_tokens) if name != END_TOKEN]
+    controls = [name for name in dict.fromkeys(control_tokens) if name != end_token]
+    if not all([end_token, *controls]):
+        raise TokenizerError("a control token without a name", hint="name each, for instance '<|end|>'")
     smallest = SMALLEST_VOCAB_SIZE + len(controls)
     if vocab_size < smallest:
         raise TokenizerError(
@@ -52,7 +61,7 @@ def train_tokenizer(
                 # A text that spells the separator would be cut there; harmless for counting, but kept out all the same.
                 file.write(text.replace(END_TOKEN.encode(), b" ") + END_TOKEN.encode())
                 written += len(text)
-                if written >= TRAINING_SAMPLE_BYTES:
+                if written >= sample_bytes:
                     break
         # -P keeps the working folder off the import path: it may be the scraped repository that is being read.
         size = str(vocab_size - len(controls))
@@ -64,18 +73,21 @@ def train_tokenizer(
                 f"training a vocabulary of {vocab_size} failed: {last_line}",
                 hint="the corpus may be too small for that size; ask for fewer tokens or give --tokenizer",
             )
-        source = _with_controls(output.read_bytes(), controls)
+        source = _with_controls(output.read_bytes(), controls, end_token=end_token)
     origin = f"trained, {vocab_size} tokens"
-    return Tokenizer(TokenizerSpec.from_json(source, origin=origin), origin=origin)
+    return Tokenizer(TokenizerSpec.from_json(source, origin=origin, end_token=end_token), origin=origin)
 
 
-def _with_controls(source: bytes, controls: Sequence[str]) -> bytes:
-    """A trained tokenizer.json with further control tokens at its end."""
+def _with_controls(source: bytes, controls: Sequence[str], *, end_token: str) -> bytes:
+    """A trained tokenizer.json with its end token's name and further control tokens at its end."""
+    if not controls and end_token == END_TOKEN:
+        return source
     content = json.loads(source)
     added = content["added_tokens"]
+    added[0]["content"] = end_token
     first = 1 + max(token["id"] for token in added)
     added += [{**added[0], "id": first + number, "content": name} for number, name in enumerate(controls)]
-    return json.dumps(content, ensure_ascii=False).encode() if controls else source
+    return json.dumps(content, ensure_ascii=False).encode()
 
 
 def _train(corpus: Path, vocab_size: int) -> bytes:
