@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import http.server
 import os
+import shutil
 import signal
+import ssl
 import stat
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -402,3 +408,48 @@ def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(tmp_path
 )
 def test_versions_that_can_be_told_to_fetch_nothing(words: str, safe: bool):
     assert is_safe_version(words) is safe
+
+
+@pytest.fixture
+def https_address(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A web server on this machine that serves a folder, and the certificate to trust it by."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl isn't installed, which makes the server's certificate")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2",
+         "-keyout", "key.pem", "-out", "cert.pem", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"],
+        cwd=tmp_path, check=True, capture_output=True,
+    )  # fmt: skip
+    (tmp_path / "web").mkdir()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *arguments: object) -> None:
+            pass
+
+    handler = functools.partial(Quiet, directory=str(tmp_path / "web"))
+    with http.server.ThreadingHTTPServer(("localhost", 0), handler) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"https://localhost:{server.server_address[1]}", tmp_path / "cert.pem"
+        server.shutdown()
+        thread.join()
+
+
+def test_an_https_repository_gives_what_its_copy_gives(
+    https_address: tuple[str, Path], tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    address, certificate = https_address
+    repository = make_repository(tmp_path / "r")
+    git(tmp_path, "clone", "-q", "--bare", str(repository), "web/r.git")
+    git(tmp_path / "web" / "r.git", "update-server-info")
+    monkeypatch.setenv("GIT_SSL_CAINFO", str(certificate))
+    found = documents_of(source_of(f"git:{address}/r.git#main", network=True))
+    assert found == documents_of(source_of(f"git:{repository}#main"))
+    password = address.replace("https://", "https://me:secret@")
+    with pytest.raises(InputError, match="can't be cloned") as raised:
+        documents_of(source_of(f"git:{password}/none.git", network=True))
+    assert "secret" not in raised.value.message
+    assert list(temporary.iterdir()) == []

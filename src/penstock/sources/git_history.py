@@ -39,7 +39,15 @@ from penstock.sources.git_objects import (
     failed,
 )
 from penstock.sources.git_rendering import TEMPLATE_VERSION, Identities, parse_commit, render_commit
-from penstock.sources.git_repository import Clone, find_clone, make_clone, new_clone_name, remove_dead_clones
+from penstock.sources.git_repository import (
+    Clone,
+    find_clone,
+    is_url,
+    make_clone,
+    new_clone_name,
+    remove_dead_clones,
+    without_secret,
+)
 from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
 from penstock.sources.source import Unit, UnitText
 
@@ -175,11 +183,7 @@ class GitSource:
     @property
     def location(self) -> str:
         """Absolute path, or the URL without a password."""
-        if "://" in self._place:
-            scheme, _, rest = self._place.partition("://")
-            host, slash, path = rest.partition("/")
-            return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-        return str(Path(self._place).resolve())
+        return without_secret(self._place) if is_url(self._place) else str(Path(self._place).resolve())
 
     def options(self) -> dict[str, Any]:
         """What decides which documents come out."""

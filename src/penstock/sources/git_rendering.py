@@ -21,6 +21,7 @@ from penstock.sources.hygiene import content_problem
 __all__ = ["TEMPLATE_VERSION", "Commit", "Identities", "RenderedCommit", "parse_commit", "render_commit"]
 
 TEMPLATE_VERSION = 1
+EPOCH = datetime.datetime(1970, 1, 1)  # UTC, as the Z after it says
 MAX_FILE_LINES = 1000
 MAX_LISTED_FACTS = 100
 
@@ -181,8 +182,10 @@ def _person(value: bytes) -> tuple[str, str, int | None]:
 
 
 def _one_line(data: bytes) -> str:
-    text = data.decode("utf-8", "replace")
-    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text).strip()
+    text = data.decode("utf-8", "replace").strip()
+    if text.isprintable():
+        return text
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
 
 
 def _decoded(message: bytes, charset: str) -> tuple[str, bool]:
@@ -321,6 +324,6 @@ def _iso_time(seconds: int | None) -> str | None:
     if seconds is None:
         return None
     try:
-        return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (OverflowError, ValueError, OSError):
+        return (EPOCH + datetime.timedelta(seconds=seconds)).isoformat() + "Z"
+    except OverflowError:
         return None  # beyond the year 9999: someone's joke

@@ -42,6 +42,7 @@ __all__ = [
     "make_clone",
     "new_clone_name",
     "remove_dead_clones",
+    "without_secret",
 ]
 
 FOLDER_PREFIX = "penstock-git-"
@@ -95,7 +96,8 @@ CONFIG = """\
 """
 
 NETWORK_VARIABLES = ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY", "no_proxy", "NO_PROXY")
-CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "SSL_CERT_DIR")
+# What git itself reads first, then what the rest of the machine reads.
+CERTIFICATE_VARIABLES = ("GIT_SSL_CAINFO", "SSL_CERT_FILE")
 
 
 def is_url(place: str) -> bool:
@@ -263,11 +265,11 @@ def _new_folder(name: str) -> tuple[Path, fs.FolderLock]:
 
 def _environment(folder: Path, protocol: str) -> dict[str, str]:
     """Everything that a git process of ours sees of the world."""
-    kept = {
-        name: os.environ[name]
-        for name in (*NETWORK_VARIABLES, *CERTIFICATE_VARIABLES)
-        if protocol != "file" and name in os.environ
-    }
+    kept = {}
+    if protocol != "file":
+        kept = {name: os.environ[name] for name in NETWORK_VARIABLES if name in os.environ}
+        certificates = [os.environ[name] for name in CERTIFICATE_VARIABLES if os.environ.get(name)]
+        kept |= {"GIT_SSL_CAINFO": certificates[0]} if certificates else {}
     return {
         **kept,
         "PATH": os.environ.get("PATH", os.defpath),
@@ -289,7 +291,9 @@ def _environment(folder: Path, protocol: str) -> dict[str, str]:
         "GIT_SSH_COMMAND": "false",
         "GIT_PAGER": "cat",
         "GIT_EDITOR": "false",
-        "GIT_DISCOVERY_ACROSS_FILESYSTEM": "0",
+        # Keeps freed memory instead of giving it back to the system for each blob: a tenth of the time of diffs.
+        "MALLOC_MMAP_THRESHOLD_": str(64 * 2**20),
+        "MALLOC_TRIM_THRESHOLD_": str(128 * 2**20),
     }
 
 
@@ -298,7 +302,10 @@ def _run_clone(clone: Clone, place: str, *, shape: str) -> None:
     command = ["clone", shape, "--no-local", "--template=", "--no-recurse-submodules", "--progress"]
     status, words = _watched(clone, [_git(), *command, "--", place, str(clone.git_folder)])
     if status:
-        raise InputError(f"{place!r} can't be cloned: {_last_words(words)}", hint=_clone_hint(words, place))
+        shown = without_secret(place)
+        raise InputError(
+            f"{shown!r} can't be cloned: {without_secret(_last_words(words))}", hint=_clone_hint(words, shown)
+        )
 
 
 def _watched(clone: Clone, command: Sequence[str]) -> tuple[int, bytes]:
@@ -436,16 +443,17 @@ def check_url(url: str, *, network: bool) -> str:
         InputError: it may not be opened.
     """
     if not network:
-        raise InputError(f"{_without_secret(url)!r} is on the network, which isn't allowed", hint="add --network")
+        raise InputError(f"{without_secret(url)!r} is on the network, which isn't allowed", hint="add --network")
     if not url.startswith("https://"):
         raise InputError(
-            f"{_without_secret(url)!r} isn't an https URL, the only kind that is opened",
+            f"{without_secret(url)!r} isn't an https URL, the only kind that is opened",
             hint="clone it yourself (`git clone --bare URL DIR`) and give git:DIR",
         )
     return "https"
 
 
-def _without_secret(url: str) -> str:
+def without_secret(url: str) -> str:
+    """A URL that can be shown."""
     return re.sub(r"//[^/@]*@", "//", url)
 
 
