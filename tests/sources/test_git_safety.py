@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import http.server
 import os
@@ -19,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptions, sources_from_inputs
+from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptions, git_repository, sources_from_inputs
 from penstock.sources.git_repository import is_safe_version, remove_dead_clones
 
 CLEAN = {
@@ -347,6 +348,23 @@ def test_a_repository_of_another_user_works(tmp_path: Path, temporary: Path):
     for path in [repository, *repository.rglob("*")]:
         os.chown(path, 12345, 12345)
     assert len(documents_of(source_of(f"git:{repository}"))) == 3
+
+
+def test_a_fifo_is_not_waited_for(tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch):
+    repository = make_repository(tmp_path / "r")
+    os.mkfifo(tmp_path / "fifo")
+    with (repository / ".git" / "config").open("a") as config:
+        config.write(f"[include]\n\tpath = {tmp_path}/fifo\n")
+    monkeypatch.setattr(git_repository, "SILENCE_SECONDS", 0.5)
+    with pytest.raises(InputError, match="silent"):
+        documents_of(source_of(f"git:{repository}"))
+    assert list(temporary.iterdir()) == []
+    (repository / ".git" / "config").unlink()
+    os.mkfifo(repository / ".git" / "config")
+    with pytest.raises(InputError, match="config is no file"):
+        source_of(f"git:{repository}")
+    with pytest.raises(OSError, match=os.strerror(errno.ENXIO)):  # no process is left that waits at it
+        os.open(tmp_path / "fifo", os.O_WRONLY | os.O_NONBLOCK)
 
 
 def test_the_clone_is_private_and_goes(tmp_path: Path, temporary: Path):

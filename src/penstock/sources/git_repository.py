@@ -21,6 +21,7 @@ import re
 import secrets
 import selectors
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -52,6 +53,8 @@ READY = "ready"
 LOCKLESS_SECONDS = 3600.0
 # git reports progress about every second; a config that includes a FIFO would keep it silent for ever.
 SILENCE_SECONDS = 300.0
+# Killed processes are gone at once, unless nobody reaps orphans here.
+GROUP_SECONDS = 2.0
 SILENT = b"fatal: git was silent for %d seconds and was stopped" % SILENCE_SECONDS
 
 # The first of each series that can be told to fetch nothing (GIT_NO_LAZY_FETCH) and checks a repository's owner.
@@ -318,6 +321,7 @@ def _watched(clone: Clone, command: Sequence[str]) -> tuple[int, bytes]:
         env=clone.environment,
         cwd=clone.folder,
         bufsize=0,
+        start_new_session=True,  # so that it ends with the programs it started
     )
     words = b""
     with process, selectors.DefaultSelector() as selector:
@@ -329,11 +333,19 @@ def _watched(clone: Clone, command: Sequence[str]) -> tuple[int, bytes]:
                 if not piece:
                     return process.wait(), words
                 words = (words + piece)[-(2**16) :]
-        except BaseException:
-            process.kill()
-            raise
-        process.kill()
+        finally:
+            _end_group(process)
     return 1, SILENT
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and those it started, and waits until none of them writes into our folder any more."""
+    deadline = time.monotonic() + GROUP_SECONDS
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            time.sleep(0.01)
 
 
 def _clone_hint(words: bytes, place: str) -> str:
@@ -413,11 +425,19 @@ def local_git_folder(path: str) -> Path:
         if common.is_file():  # a worktree beside the main one
             folder = folder / _small_file(common)
         if (folder / "objects").is_dir() and os.path.lexists(folder / "HEAD"):
+            _refuse_special(folder, path)
             return folder.resolve()
     raise InputError(
         f"{path!r} isn't a git repository",
         hint="give the folder that holds .git, or a bare repository; or leave out git:",
     )
+
+
+def _refuse_special(folder: Path, path: str) -> None:
+    """Refuses a FIFO or device where git expects a file: it would wait for ever."""
+    for name in ("HEAD", "config", "config.worktree", "packed-refs", "shallow", "objects/info/alternates"):
+        if (folder / name).exists() and not (folder / name).is_file():
+            raise InputError(f"{path!r} isn't a git repository: its {name} is no file", hint="clone it anew")
 
 
 def _linked_folder(file: Path) -> Path:
