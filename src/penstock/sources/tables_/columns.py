@@ -1,0 +1,472 @@
+"""Parquet and Arrow: how they are cut, and their rows.
+
+Parquet is cut at row groups; one larger than two units is cut into runs of rows, read one after another from the same
+open reader, because a row group can't be entered in the middle. Arrow files and streams (Feather 2, what
+`datasets` writes) are memory-mapped and cut into runs of rows. Only the columns that the content is made of, the named
+ones and short scalar ones are read.
+
+Memory: a batch (about 4 MiB of a row group's columns by its own average, at least one row) beside the unit's documents.
+A damaged row group or batch: the rows before it are kept, the damage is counted once as `damaged`. A file that can't
+be opened at all is an error.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+
+from penstock.errors import InputError
+from penstock.sources.document import printable
+from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
+from penstock.sources.table_files import Piece, TableFile, cut_evenly
+from penstock.sources.table_rows import MAX_FACT_CHARACTERS, RowDocuments
+
+__all__ = ["BatchCursor", "add_column_rows", "column_pieces", "open_batches"]
+
+BATCH_BYTES = 4 * 2**20
+MAX_BATCH_ROWS = 4096
+# A group is read whole up to this many units, so that its neighbours can be read by others.
+WHOLE_GROUP_UNITS = 2
+PARQUET_BUFFER_BYTES = 2**20
+
+
+class DamagedBatchError(Exception):
+    """Rows that can't be read; never leaves the sources."""
+
+    def __init__(self, row: int, detail: str) -> None:
+        super().__init__(detail)
+        self.row = row
+        self.detail = detail
+
+
+def column_pieces(
+    file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], unit_bytes: int
+) -> Iterator[Piece]:
+    """The pieces of a file, in order.
+
+    Args:
+        file: its columns not known yet.
+        descriptor: open; stays the caller's.
+        renderer: says which columns it needs.
+        named: columns that are needed for ids and groups.
+        unit_bytes: size of a unit.
+
+    Raises:
+        InputError: it isn't such a file, or a column is missing.
+    """
+    try:
+        if file.format == "parquet":
+            return iter(list(_parquet_pieces(file, descriptor, renderer, named, unit_bytes)))
+        return iter(list(_arrow_pieces(file, descriptor, renderer, named, unit_bytes)))
+    except _arrow_errors() as error:
+        kind = "Parquet" if file.format == "parquet" else "Arrow"
+        raise InputError(
+            f"{printable(os.fsencode(file.absolute))} can't be read as {kind}: {_first_line(error)}",
+            hint="the file is damaged, cut short or of another kind: get it anew, or leave it out",
+        ) from None
+
+
+def _arrow_errors() -> tuple[type[Exception], ...]:
+    import pyarrow as pa
+
+    return (pa.ArrowException, OSError, ValueError)
+
+
+def _first_line(error: Exception) -> str:
+    return printable(str(error).split("\n")[0][:300].encode("utf-8", "backslashreplace"))
+
+
+def _parquet_pieces(
+    file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], unit_bytes: int
+) -> Iterator[Piece]:
+    with closing(_OpenParquet(descriptor)) as opened:
+        metadata = opened.parquet.metadata
+        sizes = _column_sizes(metadata)
+        heavy = {name for name, total in sizes.items() if total > MAX_FACT_CHARACTERS * max(metadata.num_rows, 1)}
+        file = _with_columns(file, opened.parquet.schema_arrow, renderer, named, heavy)
+    row = 0
+    for group in range(metadata.num_row_groups):
+        facts = metadata.row_group(group)
+        size = _group_bytes(facts, set(file.header))
+        parts = 1 if size <= WHOLE_GROUP_UNITS * unit_bytes else min(size // unit_bytes, facts.num_rows)
+        borders = [row + facts.num_rows * part // parts for part in range(parts + 1)]
+        for start, end in itertools.pairwise(borders):
+            if start < end:
+                share = size * (end - start) // facts.num_rows
+                yield Piece(file, start, end, input_bytes=share, group=group, group_row=row)
+        row += facts.num_rows
+
+
+def _column_sizes(metadata: Any) -> dict[str, int]:
+    """Bytes of each top-level column in the whole file, encoded but not compressed."""
+    sizes: dict[str, int] = {}
+    for group in range(metadata.num_row_groups):
+        facts = metadata.row_group(group)
+        for number in range(facts.num_columns):
+            column = facts.column(number)
+            name = column.path_in_schema.split(".")[0]
+            sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
+    return sizes
+
+
+def _group_bytes(group: Any, names: set[str]) -> int:
+    columns = (group.column(number) for number in range(group.num_columns))
+    return sum(
+        column.total_uncompressed_size
+        for column in columns
+        if column.path_in_schema in names or column.path_in_schema.split(".")[0] in names
+    )
+
+
+def _arrow_pieces(
+    file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], unit_bytes: int
+) -> Iterator[Piece]:
+    row = 0
+    total = 0
+    try:
+        with _MappedArrow(descriptor) as arrow:
+            file = _with_columns(file, arrow.schema, renderer, named, set())
+            for batch in arrow.batches():
+                row += batch.num_rows
+                total += batch.nbytes
+    except DamagedBatchError:
+        row += 1  # a piece must hold the place of the damage, so that someone counts it
+    average = max(total // max(row, 1), 1)
+    for start, end in cut_evenly(row, -(-unit_bytes // average)):
+        yield Piece(file, start, end, input_bytes=(end - start) * average)
+
+
+def _with_columns(
+    file: TableFile, schema: Any, renderer: RowRenderer, named: Sequence[str], heavy: set[str]
+) -> TableFile:
+    """The file with the columns of the content, and all that are read."""
+    names = list(schema.names)
+    where = printable(os.fsencode(file.absolute))
+    try:
+        if isinstance(renderer, TextColumn):
+            is_named = renderer.text_field is not None
+            texts = [field.name for field in schema if _is_text(field.type, binary=is_named)]
+            columns: tuple[str, ...] = (renderer.column(names, texts=texts),)
+        else:
+            columns = renderer.columns(names)
+        refuse_missing(names, needed=columns, named=named)
+    except InputError as error:
+        raise InputError(f"{where}: {error.message}", hint=error.hint) from None
+    needed = dict.fromkeys([*columns, *named])
+    scalars = [field.name for field in schema if _is_fact(field.type) and names.count(field.name) == 1]
+    read = dict.fromkeys([*needed, *(name for name in scalars if name not in heavy)])
+    return file.with_columns(columns, header=tuple(name for name in read if name in names))
+
+
+def _is_text(kind: Any, *, binary: bool = False) -> bool:
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
+        return True
+    return binary and (types.is_binary(kind) or types.is_large_binary(kind) or types.is_binary_view(kind))
+
+
+def _is_fact(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    return (
+        _is_text(kind)
+        or types.is_integer(kind)
+        or types.is_floating(kind)
+        or types.is_boolean(kind)
+        or types.is_timestamp(kind)
+        or types.is_date(kind)
+        or types.is_decimal(kind)
+    )
+
+
+class _OpenParquet:
+    """A file as Parquet; closing it leaves the descriptor open."""
+
+    def __init__(self, descriptor: int) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        # Read, not mapped: a map of a file of many gigabytes would count as this process's memory.
+        self._file = os.fdopen(os.dup(descriptor), "rb", buffering=0)
+        self._file.seek(0)  # a duplicate shares the place with the descriptor
+        try:
+            self.parquet: Any = pq.ParquetFile(
+                pa.PythonFile(self._file, mode="r"), buffer_size=PARQUET_BUFFER_BYTES, page_checksum_verification=True
+            )
+        except BaseException:
+            self._file.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the duplicate."""
+        self.parquet.close(force=True)
+        self._file.close()
+
+
+class _MappedArrow:
+    """An Arrow file or stream in a map of its own."""
+
+    def __init__(self, descriptor: int) -> None:
+        import pyarrow as pa
+
+        self._map = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        self._source = pa.BufferReader(pa.py_buffer(self._map))
+        if self._map[:6] == b"ARROW1":
+            self._reader: Any = pa.ipc.open_file(self._source)
+            self._is_file = True
+        else:
+            self._reader = pa.ipc.open_stream(self._source)
+            self._is_file = False
+        self.schema = self._reader.schema
+
+    def batches(self) -> Iterator[Any]:
+        """All batches, in order; nothing is copied unless it is compressed."""
+        import pyarrow as pa
+
+        row = 0
+        numbers: Iterator[int] = iter(range(self._reader.num_record_batches)) if self._is_file else itertools.count()
+        for number in numbers:
+            try:
+                batch = self._reader.get_batch(number) if self._is_file else self._reader.read_next_batch()
+                batch.validate()
+            except StopIteration:
+                return
+            except (pa.ArrowException, OSError) as error:
+                raise DamagedBatchError(row, _first_line(error)) from None
+            yield batch
+            row += batch.num_rows
+
+    def let_go(self) -> None:
+        """Gives the pages that were read back to the system; they stay in its cache."""
+        self._map.madvise(mmap.MADV_DONTNEED)
+
+    def __enter__(self) -> _MappedArrow:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.let_go()  # unmapped when the last batch is gone
+
+
+class BatchCursor:
+    """The batches of a row group or an Arrow file from its start on; goes forward only."""
+
+    def __init__(self, descriptor: int, piece: Piece) -> None:
+        self._descriptor = descriptor
+        self._first_row = piece.group_row
+        self._arrow: _MappedArrow | None = None
+        self._parquet: _OpenParquet | None = None
+        columns = list(piece.file.header)
+        if piece.file.format == "parquet":
+            self._parquet = _OpenParquet(descriptor)
+            self._batches = self._parquet_batches(self._parquet.parquet, piece.group, columns)
+        else:
+            self._arrow = _MappedArrow(descriptor)
+            self._batches = (batch.select(columns) for batch in self._arrow.batches())
+        self._pending: tuple[int, Any] | None = None
+        self._next_row = piece.group_row
+        self._damage: DamagedBatchError | None = None
+        self.passed = piece.group_row
+
+    def take(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """(first row, batch) for the rows from `start` to `end`.
+
+        Raises:
+            DamagedBatchError: after the last whole batch, when the first row that can't be read is in this range.
+        """
+        while (found := self._pending or self._next()) is not None:
+            self._pending = None
+            row, batch = found
+            first, last = max(start, row), min(end, row + batch.num_rows)
+            if first < last:
+                yield first, batch.slice(first - row, last - first)
+            if row + batch.num_rows > end:
+                self._pending = found
+                break
+        self.passed = end
+        if self._arrow is not None:
+            self._arrow.let_go()
+        if self._pending is None and self._damage is not None and start <= self._damage.row < end:
+            raise self._damage
+
+    def close(self) -> None:
+        """Closes the file."""
+        if self._parquet is not None:
+            self._parquet.close()
+        os.close(self._descriptor)
+
+    def _next(self) -> tuple[int, Any] | None:
+        if self._damage is not None:
+            return None
+        try:
+            batch = next(self._batches, None)
+        except DamagedBatchError as damage:
+            self._damage = damage
+            return None
+        if batch is None:
+            return None
+        row = self._next_row
+        self._next_row += batch.num_rows
+        return row, batch
+
+    def _parquet_batches(self, parquet: Any, group: int, columns: list[str]) -> Iterator[Any]:
+        facts = parquet.metadata.row_group(group)
+        # By the group's own average, never by the unit's size: where damage shows must not depend on units.
+        average = _group_bytes(facts, set(columns)) // max(facts.num_rows, 1)
+        rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // max(average, 1)))
+        batches = parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+        row = self._first_row
+        errors = _arrow_errors()
+        while True:
+            try:
+                batch = next(batches, None)
+            except errors as error:
+                raise DamagedBatchError(row, _first_line(error)) from None
+            if batch is None:
+                break
+            yield batch
+            row += batch.num_rows
+        if row < self._first_row + facts.num_rows:
+            raise DamagedBatchError(row, f"{facts.num_rows} rows were announced, {row - self._first_row} are there")
+
+
+def open_batches(piece: Piece, descriptor: int) -> BatchCursor:
+    """A cursor at the start of the piece's row group or file; the descriptor becomes the cursor's."""
+    try:
+        return BatchCursor(descriptor, piece)
+    except _arrow_errors() as error:
+        os.close(descriptor)
+        raise InputError(
+            f"{printable(os.fsencode(piece.file.absolute))} can't be read any more: {_first_line(error)}",
+            hint="run the command again when nothing writes to the file any more",
+        ) from None
+
+
+def add_column_rows(
+    file: TableFile, batches: Iterator[tuple[int, Any]], rows: RowDocuments, *, renderer: RowRenderer
+) -> None:
+    """Makes documents of batches, or counts their rows."""
+    is_text = isinstance(renderer, TextColumn)
+    try:
+        for first, batch in batches:
+            try:
+                if is_text:
+                    _add_texts(first, batch, rows, file.columns[0])
+                else:
+                    _add_records(first, batch, rows, file.columns)
+            except _ArrayDamageError as error:
+                raise DamagedBatchError(first, str(error)) from None
+    except DamagedBatchError as damage:
+        rows.skip("damaged", damage.row, damage.detail)
+
+
+def _add_texts(first: int, batch: Any, rows: RowDocuments, column: str) -> None:
+    """One column of text: its bytes go from Arrow's buffer to the document without becoming a string."""
+    texts = _bytes_of(batch.column(column))
+    others = [name for name in batch.schema.names if name != column]
+    values = [_values_of(batch.column(name)) for name in others]
+    records = (dict(zip(others, record, strict=True)) for record in zip(*values, strict=True))
+    for number, (text, record) in enumerate(zip(texts, records if others else itertools.repeat({})), first):  # noqa: B905
+        if text is None:
+            rows.skip("no-text", number, f"column {column!r} holds null, not text")
+        elif not rows.is_unwanted(number):
+            rows.add(number, number + 1, text, record, row_number=number)
+
+
+def _add_records(first: int, batch: Any, rows: RowDocuments, columns: tuple[str, ...]) -> None:
+    """Whole rows for a renderer; the columns it doesn't read are facts."""
+    others = [name for name in batch.schema.names if name not in columns]
+    values = [_values_of(batch.column(name)) for name in others]
+    content = [name for name in batch.schema.names if name in columns]
+    for name in content:
+        try:
+            batch.column(name).validate(full=False)
+        except ValueError as error:
+            raise _ArrayDamageError(_first_line(error)) from None
+    for place in range(batch.num_rows):
+        number = first + place
+        if rows.is_unwanted(number):
+            continue
+        try:
+            row = {name: batch.column(name)[place].as_py() for name in content}
+        except UnicodeDecodeError as error:
+            rows.skip("not-utf8", number, str(error))
+            continue
+        row.update((name, column[place]) for name, column in zip(others, values, strict=True))
+        rows.add_row(number, number + 1, row, row_number=number)
+
+
+class _ArrayDamageError(Exception):
+    """An array whose offsets lead out of it."""
+
+
+def _bytes_of(array: Any) -> list[bytes | None]:
+    """Values of a column of strings, of any of Arrow's layouts, checked for nothing but their borders."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_dictionary(array.type):
+        _check(array)
+        array = array.dictionary_decode()
+    if types.is_string_view(array.type) or types.is_binary_view(array.type):
+        _check(array)
+        array = array.cast(pa.large_binary() if types.is_binary_view(array.type) else pa.large_string())
+    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offset_buffer, data = array.buffers()
+    if len(array) == 0 or offset_buffer is None:
+        return [b"" if valid else None for valid in array.is_valid().to_pylist()]
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
+    size = data.size if data is not None else 0
+    if len(offsets) != len(array) + 1 or offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any():
+        raise _ArrayDamageError("offsets of a column of strings lead out of it")
+    view = memoryview(data if data is not None else b"")
+    borders = offsets.tolist()
+    values: list[bytes | None] = [bytes(view[start:end]) for start, end in itertools.pairwise(borders)]
+    if array.null_count:
+        for place in np.flatnonzero(~np.array(array.is_valid())).tolist():
+            values[place] = None
+    return values
+
+
+def _check(array: Any) -> None:
+    """Indices into a dictionary or a view's buffers; UTF-8 isn't meant to be checked here."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_string_view(array.type):
+        array = array.view(pa.binary_view())
+    try:
+        (array.indices if types.is_dictionary(array.type) else array).validate(full=True)
+        if types.is_dictionary(array.type) and len(array.indices):
+            indices = array.indices.drop_null()
+            if len(indices) and not 0 <= int(np.min(np.array(indices))) <= int(np.max(np.array(indices))) < len(
+                array.dictionary
+            ):
+                raise _ArrayDamageError("indices of a column lead out of its dictionary")
+    except pa.ArrowException as error:
+        raise _ArrayDamageError(_first_line(error)) from None
+
+
+def _values_of(array: Any) -> list[Any]:
+    """Values of a scalar column as JSON has them: times as ISO text, bytes that aren't UTF-8 escaped."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if _is_text(array.type):
+        return [value.decode("utf-8", "backslashreplace") if value is not None else None for value in _bytes_of(array)]
+    if types.is_timestamp(array.type):
+        mark = "Z" if array.type.tz else ""
+        # The value is UTC whatever the zone; seen without the zone, no table of zones is needed.
+        texts = array.view(pa.timestamp(array.type.unit)).cast(pa.string()).to_pylist()
+        return [text.replace(" ", "T") + mark if text is not None else None for text in texts]
+    if types.is_date(array.type) or types.is_decimal(array.type):
+        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+    return array.to_pylist()  # type: ignore[no-any-return]

@@ -1,0 +1,258 @@
+"""JSONL, CSV and TSV, plain or compressed: how they are cut, and their rows.
+
+Plain files are cut into byte ranges; compressed ones into ranges of chunks (see streams). Of a CSV file each range also
+needs to know whether it begins inside quotes, so `pieces` counts quotes through the whole file, at memory speed.
+
+JSONL: a line is an object. A byte order mark, CRLF and blank lines are fine. Reasons: `broken-json`, `not-an-object`,
+`not-utf8` (bytes that aren't, or half of a surrogate pair), `too-large`. Python's NaN and Infinity are taken.
+CSV: RFC 4180 with a header; a row must have as many fields as the header. Reasons: `broken-row`, `binary`, `not-utf8`,
+`too-large`. A quote inside a field that isn't quoted pairs with the next one: rows between them are one `broken-row`.
+Compressed: `truncated`, `damaged-stream`, once, after the last whole row.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from penstock.errors import InputError
+from penstock.sources.document import printable
+from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
+from penstock.sources.streams import (
+    BLOCK_BYTES,
+    CHUNK_BYTES,
+    Record,
+    RecordCursor,
+    StreamDamageError,
+    cut,
+    plain_blocks,
+)
+from penstock.sources.table_files import Piece, TableFile, cut_evenly
+from penstock.sources.table_rows import RowDocuments
+
+__all__ = ["add_text_rows", "described", "line_limit", "open_cursor", "plain_records", "text_pieces"]
+
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+DELIMITERS = {"csv": ",", "tsv": "\t"}
+# Cutting finer than this costs more than it balances.
+SMALLEST_PIECE = 64
+
+
+def line_limit(max_document_bytes: int) -> int:
+    """The longest row read: escapes may take several times the room of what they stand for."""
+    return 4 * max_document_bytes + 2**16
+
+
+def described(
+    file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], *, limit: int
+) -> TableFile:
+    """The file with its columns: a CSV's from the header, a JSONL's from its first row that can be parsed.
+
+    Raises:
+        InputError: no column will do, or there is no header.
+    """
+    if file.format == "jsonl":
+        if not isinstance(renderer, TextColumn):
+            return file.with_columns(renderer.columns(None))
+        if renderer.text_field is not None:
+            return file.with_columns((renderer.text_field,))
+        names = _first_row(file, descriptor, limit=limit)
+        # Without any row to go by the column is anyone's guess; each line is counted under its own reason anyway.
+        return file.with_columns((renderer.column(names, texts=names, only=False),) if names else ("text",))
+    header, header_end = _header(file, descriptor, limit=limit)
+    columns = renderer.columns(header)
+    refuse_missing(header, needed=columns, named=named)
+    return file.with_columns(columns, header=header, header_end=header_end)
+
+
+def _records_from_start(file: TableFile, descriptor: int, *, limit: int) -> Iterator[Record]:
+    """All records; what is wrong with a stream is for those to tell who read all of it."""
+    quoted = file.format != "jsonl"
+    if not file.compression:
+        yield from cut(plain_blocks(descriptor, 0), limit=limit, quoted=quoted)
+        return
+    cursor = open_cursor(file, os.dup(descriptor), limit=limit)
+    try:
+        yield from cursor.take(0, 2**63)
+    except StreamDamageError:
+        return
+    finally:
+        cursor.close()
+
+
+def _first_row(file: TableFile, descriptor: int, *, limit: int) -> list[str]:
+    for record in _records_from_start(file, descriptor, limit=limit):
+        try:
+            row = orjson.loads(_without_mark(record)[1]) if record.data else None
+        except orjson.JSONDecodeError:
+            continue
+        if isinstance(row, dict) and row:
+            return list(row)
+    return []
+
+
+def _header(file: TableFile, descriptor: int, *, limit: int) -> tuple[tuple[str, ...], int]:
+    """The names of the columns and the offset where the header ends."""
+    for record in _records_from_start(file, descriptor, limit=limit):
+        if record.data is not None and not record.data.strip():
+            continue
+        problem = f"it is longer than {limit} bytes"
+        if record.data is not None:
+            fields, problem = _fields(_without_mark(record)[1], DELIMITERS[file.format])
+            if fields is not None:
+                return tuple(name.strip() for name in fields), record.end
+        raise InputError(
+            f"{printable(os.fsencode(file.absolute))}: the header can't be read: {problem}",
+            hint="a CSV file begins with a row of column names, in UTF-8, separated by commas (.tsv: by tabs)",
+        )
+    return (), 0
+
+
+def text_pieces(file: TableFile, descriptor: int, unit_bytes: int) -> Iterator[Piece]:
+    """The ranges of a file, in order."""
+    if file.compression:
+        chunks = -(-file.size // CHUNK_BYTES)
+        for start in range(0, chunks, file.cell_chunks):
+            end = min(start + file.cell_chunks, chunks)
+            yield Piece(file, start, end, input_bytes=4 * (min(end * CHUNK_BYTES, file.size) - start * CHUNK_BYTES))
+        return
+    ranges = cut_evenly(file.size, max(unit_bytes, SMALLEST_PIECE))
+    if file.format == "jsonl":
+        for start, end in ranges:
+            yield Piece(file, start, end, input_bytes=end - start)
+        return
+    odd, counted = False, 0
+    for start, end in ranges:
+        begin = max(start - 1, 0)
+        odd ^= _has_odd_quotes(descriptor, counted, begin)
+        counted = begin
+        yield Piece(file, start, end, input_bytes=end - start, odd_quotes=odd)
+
+
+def _has_odd_quotes(descriptor: int, start: int, end: int) -> bool:
+    total = 0
+    while start < end and (data := os.pread(descriptor, min(BLOCK_BYTES, end - start), start)):
+        total += data.count(b'"')
+        start += len(data)
+    return total % 2 == 1
+
+
+def open_cursor(file: TableFile, descriptor: int, *, limit: int) -> RecordCursor:
+    """A compressed file's records; the descriptor becomes the cursor's."""
+    return RecordCursor(
+        descriptor,
+        file.compression,
+        cell_chunks=file.cell_chunks,
+        name=os.fsencode(file.absolute),
+        limit=limit,
+        quoted=file.format != "jsonl",
+    )
+
+
+def plain_records(piece: Piece, descriptor: int, *, limit: int) -> Iterator[Record]:
+    """The records that begin in a plain file's range."""
+    begin = max(piece.start - 1, 0)  # the byte before tells whether a record begins at `start` itself
+    return cut(
+        plain_blocks(descriptor, begin, piece.end),
+        limit=limit,
+        quoted=piece.file.format != "jsonl",
+        odd_quotes=piece.odd_quotes,
+        inside=piece.start > 0,
+        stop=piece.end,
+    )
+
+
+def add_text_rows(file: TableFile, records: Iterator[Record], rows: RowDocuments) -> None:
+    """Makes documents of records, or counts them."""
+    parse = _json_row if file.format == "jsonl" else _csv_parser(file)
+    try:
+        for record in records:
+            start, line = _without_mark(record) if record.start == 0 else (record.start, record.data)
+            if line is None:
+                if start >= file.header_end:
+                    rows.skip("too-large", start)
+                continue
+            if start < file.header_end or not line or line.isspace() or rows.is_unwanted(start):
+                continue
+            row, detail = parse(line)
+            if row is None:
+                reason, _, detail = detail.partition(": ")
+                rows.skip(reason, start, detail)
+            else:
+                rows.add_row(start, record.end - (line[-1] == 13), row)
+    except StreamDamageError as damage:
+        rows.skip(damage.reason, damage.offset, damage.detail)
+
+
+def _without_mark(record: Record) -> tuple[int, Any]:
+    """Where the record begins after a byte order mark, and its bytes from there on."""
+    if record.start == 0 and record.data is not None and record.data.startswith(BYTE_ORDER_MARK):
+        return len(BYTE_ORDER_MARK), record.data[len(BYTE_ORDER_MARK) :]
+    return record.start, record.data
+
+
+def _json_row(line: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The object on a line, or the reason why there is none and, after a colon, what is wrong."""
+    try:
+        row = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        row, problem = _slow_json(line, str(error))
+        if problem:
+            return None, problem
+    if type(row) is not dict:
+        return None, f"not-an-object: it is {'null' if row is None else type(row).__name__}"
+    return row, ""
+
+
+def _slow_json(line: bytes, problem: str) -> tuple[Any, str]:
+    """What the fast parser refuses: NaN is taken, all else gets its name."""
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return None, f"not-utf8: {error}"
+    try:
+        row = json.loads(text)
+        json.dumps(row, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return None, "not-utf8: half a surrogate pair"
+    except (ValueError, RecursionError):
+        return None, f"broken-json: {problem}"
+    return row, ""
+
+
+def _csv_parser(file: TableFile) -> Callable[[bytes], tuple[dict[str, Any] | None, str]]:
+    header, delimiter = file.header, DELIMITERS[file.format]
+
+    def parse(line: bytes) -> tuple[dict[str, Any] | None, str]:
+        if b"\0" in line:
+            return None, "binary: a NUL byte"
+        fields, problem = _fields(line, delimiter)
+        if fields is None:
+            return None, problem
+        if len(fields) != len(header):
+            return None, f"broken-row: {len(fields)} fields, the header has {len(header)}"
+        return dict(zip(header, fields, strict=True)), ""
+
+    return parse
+
+
+def _fields(line: bytes, delimiter: str) -> tuple[list[str] | None, str]:
+    """The fields of a row, or the reason why there are none and, after a colon, what is wrong."""
+    if b"\0" in line:
+        return None, "binary: a NUL byte"
+    try:
+        text = line.decode()
+    except UnicodeDecodeError as error:
+        return None, f"not-utf8: {error}"
+    # The limit is the interpreter's, not the reader's, and only ever raised: another thread may be at work.
+    if csv.field_size_limit() < len(text):
+        csv.field_size_limit(max(len(text), 2**27))
+    try:
+        return next(csv.reader((text,), delimiter=delimiter, strict=True)), ""
+    except csv.Error as error:
+        return None, f"broken-row: {error}"
