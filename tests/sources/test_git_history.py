@@ -17,7 +17,7 @@ import pytest
 from penstock.errors import ConfigError, InputError
 from penstock.sources import DEFAULT_UNIT_BYTES, FileOptions, GitOptions, GitSource, InputOptions, sources_from_inputs
 from penstock.sources.document import Document, SkipTally
-from penstock.sources.git_repository import Clone, make_clone, new_clone_name
+from penstock.sources.git.repository import Clone, make_clone, new_clone_name
 from penstock.store import PrepareOptions, document_text, open_store, prepare, verify
 
 CLEAN = {"PATH": os.environ["PATH"], "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_GLOBAL": "/dev/null"}

@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptions, git_repository, sources_from_inputs
-from penstock.sources.git_repository import is_safe_version, remove_dead_clones
+from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptions, sources_from_inputs
+from penstock.sources.git import repository as git_repository
+from penstock.sources.git.repository import is_safe_version, remove_dead_clones
 
 CLEAN = {
     "PATH": os.environ["PATH"],

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError, MissingExtraError
 from penstock.sources import InputOptions, TableOptions, sources_from_inputs
-from penstock.sources.huggingface import PRESETS, readings_of
-from penstock.sources.huggingface_cache import Scan, cache_folders
-from penstock.sources.huggingface_files import missing_shards, parse_card, splits_of, tables_among
-from penstock.sources.huggingface_processed import find_processed
-from penstock.sources.huggingface_repository import find_hub
+from penstock.sources.huggingface.cache import Scan, cache_folders
+from penstock.sources.huggingface.files import missing_shards, parse_card, splits_of, tables_among
+from penstock.sources.huggingface.processed import find_processed
+from penstock.sources.huggingface.repository import find_hub
+from penstock.sources.huggingface.words import PRESETS, readings_of
 
 
 def load_caches() -> ModuleType:

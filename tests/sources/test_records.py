@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
 from penstock.sources import BadRowError
-from penstock.sources.records import FIELDS, LARGEST_RECORD, conversation_of, parse_field_map
+from penstock.sources.records.forms import FIELDS, LARGEST_RECORD, conversation_of, parse_field_map
 
 ASKED = {"role": "user", "content": "Q"}
 SAID = {"role": "assistant", "content": "A"}

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, InputError, TokenizerError
 from penstock.sources import BadRowError, Part, PartKind, TemplateRenderer, TemplateVocabulary
-from penstock.sources.template_texts import BUILT_IN
-from penstock.sources.templates import TEMPLATES, control_tokens_of, row_renderer
+from penstock.sources.records.templates import TEMPLATES, control_tokens_of, row_renderer
+from penstock.sources.records.texts import BUILT_IN
 
 # ruff: noqa: E501  templates are lines
 MESSAGES = [

@@ -8,14 +8,14 @@ import time
 import pytest
 
 from penstock.errors import InputError, PenstockError
-from penstock.sources.sandbox import (
+from penstock.sources.records.sandbox import (
     FIXED_DATE,
     LARGEST_TEMPLATE,
     TemplateFailedError,
     TemplateLimitError,
     compiled_template,
 )
-from penstock.sources.templates import TemplateVocabulary, row_renderer
+from penstock.sources.records.templates import TemplateVocabulary, row_renderer
 
 MESSAGES = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
 

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.sources import Document, Part, PartKind
-from penstock.sources.templates import TemplateRenderer, row_renderer
+from penstock.sources.records.templates import TemplateRenderer, row_renderer
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.chat import template_vocabulary
 

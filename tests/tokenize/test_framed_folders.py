@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 
 from penstock.errors import TokenizerError
 from penstock.sources import Document, Part, PartKind
-from penstock.sources.templates import control_tokens_of
+from penstock.sources.records.templates import control_tokens_of
 from penstock.tokenize import load_tokenizer, train_tokenizer
 from penstock.tokenize.chat import template_vocabulary, tokenizer_folder
 from penstock.tokenize.framed import needs_whole_documents

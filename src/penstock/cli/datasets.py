@@ -49,7 +49,7 @@ def datasets(
 
 
 def _presets() -> dict[str, Any]:
-    from penstock.sources.huggingface import PRESETS
+    from penstock.sources.huggingface.words import PRESETS
 
     return {
         "presets": {
@@ -65,10 +65,10 @@ def _presets() -> dict[str, Any]:
 
 
 def _listing(cache: Path | None, manifests: Path) -> dict[str, Any]:
-    from penstock.sources.huggingface_cache import Scan, cache_folders, cached_names
-    from penstock.sources.huggingface_processed import find_processed, snake_case_name
-    from penstock.sources.huggingface_repository import find_hub
-    from penstock.sources.huggingface_uses import manifests_below
+    from penstock.sources.huggingface.cache import Scan, cache_folders, cached_names
+    from penstock.sources.huggingface.processed import find_processed, snake_case_name
+    from penstock.sources.huggingface.repository import find_hub
+    from penstock.sources.huggingface.uses import manifests_below
 
     if cache and not cache.is_dir():
         raise InputError(f"--cache {str(cache)!r} is no folder", hint="name a folder with hub/ and datasets/")
@@ -99,7 +99,7 @@ def _listing(cache: Path | None, manifests: Path) -> dict[str, Any]:
 
 def _folders_in(cache: Path) -> Any:
     """DIR/hub and DIR/datasets where there is one of them; else DIR itself may be either cache."""
-    from penstock.sources.huggingface_cache import CacheFolders
+    from penstock.sources.huggingface.cache import CacheFolders
 
     folder = cache.absolute()
     processed, hub = folder / "datasets", folder / "hub"
@@ -110,14 +110,14 @@ def _folders_in(cache: Path) -> Any:
 
 def _known_full_names(names: list[tuple[str, str]]) -> list[str]:
     """The processed cache keeps names in snake case; the hub cache and the presets know some of them in full."""
-    from penstock.sources.huggingface import PRESETS
+    from penstock.sources.huggingface.words import PRESETS
 
     presets = [name for preset in PRESETS.values() for name in preset.names]
     return presets + [name for kind, name in names if kind == "hub"]
 
 
 def _entry(data_set: Any, name: str, manifests: Any) -> dict[str, Any]:
-    from penstock.sources.huggingface_uses import uses
+    from penstock.sources.huggingface.uses import uses
 
     configs = [_config(config) for config in data_set.configs.values()]
     # Of the tables only: to list them, READMEs and info files were read just now.

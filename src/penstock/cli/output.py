@@ -97,7 +97,7 @@ def progress_bar(label: str, *, unit: str = "bytes") -> Iterator[ProgressBar]:
         task = progress.add_task(label, total=None, detail="")
 
         def move(done: int, total: int, detail: str = "") -> None:
-            # Drawn when there is news, not by a thread: `prepare` forks its workers only where there is no other thread.
+            # Drawn when there is news, not by a thread: `prepare` forks workers only where no thread runs.
             progress.update(task, completed=done, total=total, detail=detail, refresh=True)
 
         yield move

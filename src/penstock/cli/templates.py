@@ -32,8 +32,8 @@ def renderer_of(
     """
     if template is None and not field_map:
         return None
-    from penstock.sources.records import parse_field_map
-    from penstock.sources.templates import row_renderer
+    from penstock.sources.records.forms import parse_field_map
+    from penstock.sources.records.templates import row_renderer
 
     template = template or "plain"
     vocabulary = _vocabulary(template, tokenizer, tokenizer_value, out)

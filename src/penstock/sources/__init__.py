@@ -2,12 +2,12 @@
 
 from penstock.sources.document import Document, Part, PartKind, SkipTally, printable
 from penstock.sources.files import FileOptions, FilesSource
-from penstock.sources.git_history import GitOptions, GitSource
+from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
+from penstock.sources.records.templates import TemplateRenderer, TemplateVocabulary
 from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
 from penstock.sources.tables import TableOptions, TablesSource
-from penstock.sources.templates import TemplateRenderer, TemplateVocabulary
 
 __all__ = [
     "DEFAULT_UNIT_BYTES",

@@ -18,13 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import InputError
-from penstock.sources import git_inputs, huggingface
 from penstock.sources.files import FileOptions, FilesSource
-from penstock.sources.git_history import GitOptions
+from penstock.sources.git import GitOptions
+from penstock.sources.git import words as git
+from penstock.sources.huggingface import words as huggingface
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
-from penstock.sources.table_folders import found_tables
-from penstock.sources.tables import TableOptions, TablesSource
+from penstock.sources.tables import TableOptions, TablesSource, found_tables
 
 __all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
@@ -59,7 +59,7 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
     options = options or InputOptions()
-    several_repositories = sum(bool(git_inputs.git_word(word)[1]) for word in inputs) > 1
+    several_repositories = sum(bool(git.git_word(word)[1]) for word in inputs) > 1
     sources: list[Source] = []
     for word in inputs:
         source = _source(word, options, several_repositories=several_repositories)
@@ -75,9 +75,9 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
 def _source(word: str, options: InputOptions, *, several_repositories: bool) -> Source:
     if word == STANDARD_LIBRARY:
         return _standard_library(options.files)
-    given_name, repository_word = git_inputs.git_word(word)
+    given_name, repository_word = git.git_word(word)
     if repository_word:
-        return git_inputs.source_from_word(
+        return git.source_from_word(
             repository_word,
             name=_checked_name(given_name),
             options=options.git,

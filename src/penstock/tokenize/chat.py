@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import TokenizerError
-from penstock.sources.templates import TemplateVocabulary
+from penstock.sources.records.templates import TemplateVocabulary
 from penstock.tokenize.tokenizer import Tokenizer
 
 __all__ = ["template_vocabulary", "tokenizer_folder"]

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from penstock.errors import InputError, nearest_first
 from penstock.sources.document import SkipTally, printable
-from penstock.sources.huggingface_cache import (
+from penstock.sources.huggingface.cache import (
     CachedConfig,
     CachedDataSet,
     CachedFile,
@@ -29,11 +29,11 @@ from penstock.sources.huggingface_cache import (
     cached_names,
     first_names,
 )
-from penstock.sources.huggingface_processed import find_processed
-from penstock.sources.huggingface_repository import HubDataSet, find_hub
+from penstock.sources.huggingface.processed import find_processed
+from penstock.sources.huggingface.repository import HubDataSet, find_hub
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
-from penstock.sources.tables import TableOptions
+from penstock.sources.tables.source import TableOptions
 
 __all__ = ["PRESETS", "SCHEME", "Preset", "Reading", "readings_of", "source_from_word"]
 
@@ -155,7 +155,7 @@ def source_from_word(
         InputError: there is no such data set, config or split here, or not all of it.
         MissingExtraError: a download needs `huggingface_hub`.
     """
-    from penstock.sources.tables import TablesSource
+    from penstock.sources.tables.source import TablesSource
 
     readings = readings_of(word)
     folders = cache_folders()
@@ -315,7 +315,7 @@ def chosen_splits(reading: Reading, known: Sequence[str], *, where: str) -> tupl
 
 def _downloaded(word: str, readings: Sequence[Reading], folders: CacheFolders) -> tuple[Reading, _Chosen]:
     """Fetches the files of the first reading that the hub knows, and finds them in the cache."""
-    from penstock.sources.huggingface_download import download
+    from penstock.sources.huggingface.download import download
 
     reading, name = download(word, readings, folders.hub)
     scan = Scan()

@@ -23,7 +23,7 @@ from penstock.errors import InputError
 from penstock.sources.document import SkipTally, printable
 from penstock.sources.files import FileOptions
 from penstock.sources.hygiene import VENDORED_FOLDERS, PathRules
-from penstock.sources.table_files import open_file, table_format
+from penstock.sources.tables.files import open_file, table_format
 
 __all__ = ["FoundTables", "found_tables"]
 

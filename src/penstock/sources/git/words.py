@@ -14,8 +14,8 @@ import re
 
 from penstock.errors import InputError
 from penstock.sources.files import FileOptions
-from penstock.sources.git_history import GitOptions, GitSource
-from penstock.sources.git_repository import check_url, is_url, local_git_folder
+from penstock.sources.git.history import GitOptions, GitSource
+from penstock.sources.git.repository import check_url, is_url, local_git_folder
 
 __all__ = ["SCHEME", "git_word", "source_from_word"]
 

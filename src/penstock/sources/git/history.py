@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, InputError
 from penstock.hashing import canonical_json, digest_of, strong_hash
 from penstock.sources.document import Document, Part, SkipTally
 from penstock.sources.files import FileOptions
-from penstock.sources.git_objects import (
+from penstock.sources.git.objects import (
     Ask,
     Change,
     Diff,
@@ -38,8 +38,8 @@ from penstock.sources.git_objects import (
     SizeReader,
     failed,
 )
-from penstock.sources.git_rendering import TEMPLATE_VERSION, Identities, parse_commit, render_commit
-from penstock.sources.git_repository import (
+from penstock.sources.git.rendering import TEMPLATE_VERSION, Identities, parse_commit, render_commit
+from penstock.sources.git.repository import (
     Clone,
     find_clone,
     is_url,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.sources.huggingface_cache import (
+from penstock.sources.huggingface.cache import (
     CachedConfig,
     CachedDataSet,
     CachedFile,
@@ -27,7 +27,7 @@ from penstock.sources.huggingface_cache import (
     first_names,
     real_file,
 )
-from penstock.sources.huggingface_files import SPLIT_NAME, missing_shards, split_names
+from penstock.sources.huggingface.files import SPLIT_NAME, missing_shards, split_names
 
 __all__ = ["find_processed", "snake_case_name"]
 

@@ -23,7 +23,9 @@ import orjson
 from penstock.errors import InputError
 from penstock.sources.document import printable
 from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
-from penstock.sources.streams import (
+from penstock.sources.tables.documents import RowDocuments
+from penstock.sources.tables.files import Piece, TableFile, cut_evenly
+from penstock.sources.tables.streams import (
     BLOCK_BYTES,
     CHUNK_BYTES,
     Record,
@@ -32,8 +34,6 @@ from penstock.sources.streams import (
     cut,
     plain_blocks,
 )
-from penstock.sources.table_files import Piece, TableFile, cut_evenly
-from penstock.sources.table_rows import RowDocuments
 
 __all__ = ["add_text_rows", "described", "line_limit", "open_cursor", "plain_records", "text_pieces"]
 

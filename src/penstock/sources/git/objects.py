@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from penstock.errors import InputError
-from penstock.sources.git_repository import Clone
+from penstock.sources.git.repository import Clone
 
 __all__ = [
     "Change",

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from penstock.errors import InputError
 from penstock.sources.document import printable
-from penstock.sources.streams import CHUNK_BYTES, COMPRESSIONS
+from penstock.sources.tables.streams import CHUNK_BYTES, COMPRESSIONS
 
 __all__ = ["FORMATS", "Piece", "TableFile", "cut_evenly", "open_file", "table_format"]
 

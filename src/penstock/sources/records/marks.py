@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.sources.records.sandbox import CompiledTemplate
 from penstock.sources.rows import BadRowError
-from penstock.sources.sandbox import CompiledTemplate
 
 __all__ = ["NO_MESSAGE", "ControlNames", "Stretch", "rendered_stretches"]
 

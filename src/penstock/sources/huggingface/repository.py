@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from penstock.sources.huggingface_cache import (
+from penstock.sources.huggingface.cache import (
     HUB_PREFIX,
     MAX_REPOSITORY_DEPTH,
     CachedConfig,
@@ -32,7 +32,7 @@ from penstock.sources.huggingface_cache import (
     is_folder,
     real_file,
 )
-from penstock.sources.huggingface_files import (
+from penstock.sources.huggingface.files import (
     Card,
     is_numbered,
     missing_shards,

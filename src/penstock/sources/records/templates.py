@@ -20,11 +20,16 @@ from typing import Any
 from penstock.errors import ConfigError, InputError, TokenizerError, nearest_first
 from penstock.hashing import digest_of
 from penstock.sources.document import Part, PartKind
-from penstock.sources.marks import ControlNames, Stretch, rendered_stretches
-from penstock.sources.records import FIELDS, Conversation, conversation_of
+from penstock.sources.records.forms import FIELDS, Conversation, conversation_of
+from penstock.sources.records.marks import ControlNames, Stretch, rendered_stretches
+from penstock.sources.records.sandbox import (
+    CompiledTemplate,
+    TemplateFailedError,
+    TemplateLimitError,
+    compiled_template,
+)
+from penstock.sources.records.texts import BUILT_IN, PLAIN, TOKENIZER
 from penstock.sources.rows import BadRowError
-from penstock.sources.sandbox import CompiledTemplate, TemplateFailedError, TemplateLimitError, compiled_template
-from penstock.sources.template_texts import BUILT_IN, PLAIN, TOKENIZER
 
 __all__ = ["LOSSES", "TEMPLATES", "TemplateRenderer", "TemplateVocabulary", "control_tokens_of", "row_renderer"]
 

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from penstock.errors import InputError, MissingExtraError
-from penstock.sources.huggingface import Reading, chosen_splits
-from penstock.sources.huggingface_files import Card, parse_card, split_names, splits_of, tables_among
-from penstock.sources.huggingface_repository import MAX_README_BYTES, script_of
+from penstock.sources.huggingface.files import Card, parse_card, split_names, splits_of, tables_among
+from penstock.sources.huggingface.repository import MAX_README_BYTES, script_of
+from penstock.sources.huggingface.words import Reading, chosen_splits
 
 __all__ = ["download"]
 

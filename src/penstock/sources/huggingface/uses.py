@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.sources.huggingface import PRESETS, SCHEME, readings_of
-from penstock.sources.huggingface_cache import CachedDataSet, Scan, is_folder
-from penstock.sources.huggingface_processed import snake_case_name
+from penstock.sources.huggingface.cache import CachedDataSet, Scan, is_folder
+from penstock.sources.huggingface.processed import snake_case_name
+from penstock.sources.huggingface.words import PRESETS, SCHEME, readings_of
 
 __all__ = ["Manifest", "manifests_below", "uses"]
 

@@ -20,12 +20,12 @@ from typing import Any
 
 from penstock.errors import InputError
 from penstock.hashing import digest_of
-from penstock.sources.column_tables import BatchCursor, add_column_rows, column_pieces, open_batches
 from penstock.sources.document import SkipTally, printable
 from penstock.sources.rows import RowRenderer, TextColumn
 from penstock.sources.source import Unit, UnitText
-from penstock.sources.streams import RecordCursor
-from penstock.sources.table_files import (
+from penstock.sources.tables.columns import BatchCursor, add_column_rows, column_pieces, open_batches
+from penstock.sources.tables.documents import RowDocuments
+from penstock.sources.tables.files import (
     TEXT_FORMATS,
     Piece,
     TableFile,
@@ -33,8 +33,8 @@ from penstock.sources.table_files import (
     open_file,
     table_format,
 )
-from penstock.sources.table_rows import RowDocuments
-from penstock.sources.text_tables import add_text_rows, described, line_limit, open_cursor, plain_records, text_pieces
+from penstock.sources.tables.streams import RecordCursor
+from penstock.sources.tables.text import add_text_rows, described, line_limit, open_cursor, plain_records, text_pieces
 
 __all__ = ["TableOptions", "TablesSource"]
 

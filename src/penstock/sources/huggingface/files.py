@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from penstock.sources.table_files import table_format
+from penstock.sources.tables.files import table_format
 
 __all__ = ["Card", "ConfigCard", "missing_shards", "parse_card", "split_names", "splits_of", "tables_among"]
 

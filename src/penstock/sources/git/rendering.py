@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.hashing import strong_hash
-from penstock.sources.git_objects import Change, Diff
+from penstock.sources.git.objects import Change, Diff
 from penstock.sources.hygiene import content_problem
 
 __all__ = ["TEMPLATE_VERSION", "Commit", "Identities", "RenderedCommit", "parse_commit", "render_commit"]

@@ -24,8 +24,8 @@ import numpy as np
 from penstock.errors import InputError
 from penstock.sources.document import printable
 from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
-from penstock.sources.table_files import Piece, TableFile, cut_evenly
-from penstock.sources.table_rows import MAX_FACT_CHARACTERS, RowDocuments
+from penstock.sources.tables.documents import MAX_FACT_CHARACTERS, RowDocuments
+from penstock.sources.tables.files import Piece, TableFile, cut_evenly
 
 __all__ = ["BatchCursor", "add_column_rows", "column_pieces", "open_batches"]
 

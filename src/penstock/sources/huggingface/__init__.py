@@ -1,0 +1,1 @@
+"""Hugging Face data sets: words of the command line to local tables, from either cache or, when allowed, the hub."""
