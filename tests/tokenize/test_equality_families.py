@@ -59,12 +59,19 @@ def differing_texts(tokenizer: Tokenizer, oracle: Oracle, texts: Sequence[bytes]
     ]
 
 
-def assert_equal(tokenizer: Tokenizer, oracle: Oracle, texts: Texts) -> int:
-    """Compares in calls of a thousand texts; how many there were."""
-    count = 0
+def compare(tokenizer: Tokenizer, oracle: Oracle, texts: Texts) -> tuple[int, list[bytes]]:
+    """How many texts there were, and those that got other ids; in calls of a thousand texts."""
+    count, differing = 0, []
     for batch in batches(texts):
-        assert differing_texts(tokenizer, oracle, batch) == []
+        differing += differing_texts(tokenizer, oracle, batch)
         count += len(batch)
+    return count, differing
+
+
+def assert_equal(tokenizer: Tokenizer, oracle: Oracle, texts: Texts) -> int:
+    """How many texts there were."""
+    count, differing = compare(tokenizer, oracle, texts)
+    assert differing == []
     return count
 
 
@@ -106,14 +113,14 @@ def test_a_family_equals_the_reference(family: str, tokenizer: Tokenizer):
 @built_family
 def test_text_of_a_family_reaches_no_control(family: str, tokenizer: Tokenizer):
     count = 10_000 if tokenizer.engine.name == "gigatoken" else 1_000
-    assert_no_control(tokenizer, cases.control_texts(tokenizer, 11, count))
+    assert texts_with_controls(tokenizer, cases.control_texts(tokenizer, 11, count)) == []
 
 
 @published_family
 def test_a_published_vocabulary(family: str, tokenizer: Tokenizer, shared_tokenizers: Path, texts: list[bytes]):
     """All of it in one test, because loading the file is most of the cost."""
     assert assert_a_sample_is_equal(family, tokenizer) > 10**5 / 15
-    assert_no_control(tokenizer, cases.control_texts(tokenizer, 11, 10_000))
+    assert texts_with_controls(tokenizer, cases.control_texts(tokenizer, 11, 10_000)) == []
     assert tokenizer.dtype == np.dtype("<u4" if tokenizer.vocab_size > 65_535 else "<u2")
     some = texts + cases.random_texts(31, 500)
     for text, ids in zip(some, ids_of(tokenizer, some), strict=True):
@@ -125,14 +132,15 @@ def test_a_published_vocabulary(family: str, tokenizer: Tokenizer, shared_tokeni
         assert ids_of(tokenizer, texts) == peer.encode_batch(texts, parallel=False).to_list()
 
 
-def assert_no_control(tokenizer: Tokenizer, texts: Texts) -> None:
+def texts_with_controls(tokenizer: Tokenizer, texts: Texts) -> list[bytes]:
     spec = tokenizer.spec
     controls = {*spec.control_tokens.values(), spec.end_id, *spec.begin_ids} - {spec.unknown_id}
+    found = []
     for batch in batches(texts):
         ids, offsets = tokenizer.encode(batch)
-        reached = np.isin(ids, list(controls))
-        holders = np.searchsorted(offsets, np.flatnonzero(reached), side="right") - 1
-        assert [batch[holder] for holder in holders] == []
+        places = np.flatnonzero(np.isin(ids, list(controls)))
+        found += [batch[holder] for holder in np.searchsorted(offsets, places, side="right") - 1]
+    return found
 
 
 @built_family
@@ -169,13 +177,27 @@ def test_very_long_words_equal_the_reference(family: str, tokenizer: Tokenizer):
 @every_family
 def test_a_million_texts_of_a_family_and_every_code_point(family: str, tokenizer: Tokenizer):
     started, oracle, number = time.perf_counter(), Oracle(tokenizer), 1000 + FAMILY_NUMBER[family]
-    count = assert_equal(tokenizer, oracle, texts_of_all_kinds(tokenizer, number, TORTURE_TEXTS))
-    points = assert_equal(tokenizer, oracle, map(cases.code_point_text, cases.EVERY_CODE_POINT))
-    points += assert_equal(tokenizer, oracle, (chr(point).encode() for point in cases.EVERY_CODE_POINT))
-    runs = assert_equal(tokenizer, oracle, cases.runs([1, 2, 63, 64, 65, 255, 256, 257, 1023, 4097, 100_000]))
-    assert_no_control(tokenizer, (text for seed in range(100) for text in cases.control_texts(tokenizer, seed, 10_000)))
-    figures = {"texts": count, "code_point_texts": points, "runs": runs, "control_texts": 10**6, "differences": 0}
-    record(family, {"engine": tokenizer.engine.name, **figures, "seconds": round(time.perf_counter() - started, 1)})
+    points = cases.EVERY_CODE_POINT
+    kinds: dict[str, Texts] = {
+        "texts": texts_of_all_kinds(tokenizer, number, TORTURE_TEXTS),
+        "code points alone": (chr(point).encode() for point in points),
+        "code points beside others": map(cases.code_point_text, points),
+        "long runs": cases.runs([1, 2, 63, 64, 65, 255, 256, 257, 1023, 4097, 100_000]),
+    }
+    compared = {kind: compare(tokenizer, oracle, texts) for kind, texts in kinds.items()}
+    spelt = (text for seed in range(100) for text in cases.control_texts(tokenizer, seed, TORTURE_TEXTS // 100))
+    with_controls = texts_with_controls(tokenizer, spelt)
+    figures = {
+        "engine": tokenizer.engine.name,
+        **{kind: count for kind, (count, _) in compared.items()},
+        "differences": sum(len(differing) for _, differing in compared.values()),
+        "control names spelt": TORTURE_TEXTS,
+        "controls reached": len(with_controls),
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+    record(family, figures)
+    assert {kind: differing[:5] for kind, (_, differing) in compared.items() if differing} == {}
+    assert with_controls[:5] == []
 
 
 def record(family: str, figures: dict[str, object]) -> None:

@@ -71,6 +71,9 @@ SLOW = {
     "an added token only as a whole word": lambda: byte_level(
         added=[AddedToken("FOO", single_word=True, normalized=False, special=False)]
     ),
+    "an added token that takes spaces with it": lambda: byte_level(
+        added=[AddedToken("FOO", lstrip=True, rstrip=True, normalized=False, special=False)]
+    ),
     "lower case": lower_case,
     "word piece": word_piece,
     "unigram": unigram,
@@ -92,9 +95,6 @@ FAST = {
     "merges": lambda: byte_level(HELLO),
     "prefix space": lambda: byte_level(HELLO, pre_tokenizer=pre_tokenizers.ByteLevel(add_prefix_space=True)),
     "kept tokens": lambda: byte_level(HELLO, added=[AddedToken("FOO", normalized=False, special=False)]),
-    "stripping": lambda: byte_level(
-        added=[AddedToken("FOO", lstrip=True, rstrip=True, normalized=False, special=False)]
-    ),
 }
 
 

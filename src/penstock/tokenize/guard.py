@@ -1,4 +1,4 @@
-"""Which texts gigatoken may not encode: those that hold one of the few characters its tables know differently.
+"""Which texts and tokenizers gigatoken may not have: those that it is known to encode otherwise than `tokenizers`.
 
 In: a batch of UTF-8 texts. Out: the positions of the texts that only the reference may encode; almost always none.
 
@@ -7,6 +7,9 @@ Unicode: gigatoken 17 for both, `tokenizers` 16 for categories and 9 for normal 
 them knows is a letter here and a symbol there, so the text around it is cut differently. The tables below hold every
 such character, found by asking both engines about all 1,112,064 code points; tests/tokenize/test_tokenize_guard.py asks
 again. With other versions of the engines than those asked, whatever Python's own tables leave unassigned counts too.
+
+`reason_against_gigatoken` names what gigatoken loads without a word but reads otherwise than `tokenizers`; found by
+encoding with thousands of random tokenizers (tests/tokenize/test_random_tokenizers.py).
 
 ASCII is passed by `bytes.isascii`. Other texts are looked through a block at a time for the few first bytes that such
 characters begin with, then for their second bytes, then for the characters themselves: 5-10 GB/s on Russian, Chinese
@@ -21,13 +24,14 @@ import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from functools import cache, reduce
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.tokenize.specification import TokenizerSpec
 
-__all__ = ["CHECKED_VERSIONS", "Guard", "guarded_ranges"]
+__all__ = ["CHECKED_VERSIONS", "Guard", "guarded_ranges", "reason_against_gigatoken"]
 
 Ranges = list[tuple[int, int]]
 """First and last code point of each range."""
@@ -171,6 +175,33 @@ def guarded_ranges(spec: TokenizerSpec, versions: dict[str, str | None]) -> Rang
     if ranges and not _were_checked(versions):
         ranges += _unassigned_here()
     return _merged(ranges)
+
+
+def reason_against_gigatoken(spec: TokenizerSpec) -> str | None:
+    """What of this tokenizer gigatoken reads otherwise than `tokenizers`; the self-check's texts may not show it."""
+    flags = ("lstrip", "rstrip", "single_word")
+    if any(token.get(flag) for token in spec.encoder["added_tokens"] for flag in flags):
+        return "gigatoken takes added tokens that strip spaces or stand for whole words otherwise"
+    model = spec.encoder["model"]
+    if model.get("byte_fallback"):
+        if model.get("ignore_merges"):
+            return "gigatoken ignores ignore_merges beside byte_fallback"
+        if any(step.get("type") not in ("Prepend", "Replace") for step in spec.normalizer_steps):
+            return "gigatoken may apply this normalizer in another order"
+        return None
+    *splits, last = spec.pre_tokenizer_steps or [{}]
+    if last.get("type") != "ByteLevel" or not all(map(_cuts_around_matches, splits)):
+        return "gigatoken knows only patterns that cut around their matches, then bytes"
+    if bool(splits) == last.get("use_regex", True):
+        patterns = "a second pattern" if splits else "no pattern"
+        return f"gigatoken splits by one pattern, whatever ByteLevel.use_regex says; this tokenizer has {patterns}"
+    if last.get("add_prefix_space") and spec.kept_tokens:
+        return "gigatoken may put a space between added tokens and text where this tokenizer doesn't"
+    return None
+
+
+def _cuts_around_matches(step: dict[str, Any]) -> bool:
+    return step.get("type") == "Split" and step.get("behavior") == "Isolated" and not step.get("invert")
 
 
 def _were_checked(versions: dict[str, str | None]) -> bool:

@@ -138,12 +138,14 @@ class TokenizerSpec:
         return unknown
 
     @property
-    def is_unsplit_byte_level(self) -> bool:
-        """Whether the model sees whole texts: byte-level, with no pattern that cuts them first."""
-        components = _components(self.encoder.get("pre_tokenizer"))
-        return [component.get("type") for component in components] == ["ByteLevel"] and not components[0].get(
-            "use_regex", True
-        )
+    def pre_tokenizer_steps(self) -> list[dict[str, Any]]:
+        """What cuts text up, step by step."""
+        return _components(self.encoder.get("pre_tokenizer"))
+
+    @property
+    def normalizer_steps(self) -> list[dict[str, Any]]:
+        """What changes text before it is cut up, step by step."""
+        return _components(self.encoder.get("normalizer"))
 
     @property
     def is_byte_level(self) -> bool:
@@ -157,7 +159,7 @@ class TokenizerSpec:
         return (
             self.is_byte_level
             and self.encoder.get("normalizer") is None
-            and all(map(_keeps_text, _components(self.encoder.get("pre_tokenizer"))))
+            and all(map(_keeps_text, self.pre_tokenizer_steps))
             and not any(token.get("lstrip") or token.get("rstrip") for token in self.encoder["added_tokens"])
             and not (model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"))
             and all(character in model["vocab"] for character in character_of_byte)
