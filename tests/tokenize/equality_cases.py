@@ -163,15 +163,20 @@ def corpus_texts(seed: int, count: int, *, longest: int = 80) -> list[bytes]:
     return texts
 
 
-def merge_texts(tokenizer: Tokenizer, seed: int, count: int) -> list[bytes]:
-    """Tokens of the vocabulary glued together, so that merges compete at every border."""
-    source = random.Random(seed)
+@cache
+def spelt_tokens(tokenizer: Tokenizer) -> list[str]:
+    """The vocabulary as text, as far as it is text."""
     if tokenizer.spec.is_byte_level:
         tokens = [data.decode(errors="ignore") for data in tokenizer.spec.token_bytes]
     else:
         vocabulary = tokenizer.spec.encoder["model"]["vocab"]
         tokens = [(entry if isinstance(entry, str) else entry[0]).replace("▁", " ") for entry in vocabulary]
-    tokens = [token for token in tokens if token and token not in tokenizer.spec.control_tokens]
+    return [token for token in tokens if token and token not in tokenizer.spec.control_tokens]
+
+
+def merge_texts(tokenizer: Tokenizer, seed: int, count: int) -> list[bytes]:
+    """Tokens of the vocabulary glued together, so that merges compete at every border."""
+    source, tokens = random.Random(seed), spelt_tokens(tokenizer)
     return ["".join(source.choices(tokens, k=source.randrange(1, 6))).encode() for _ in range(count)]
 
 

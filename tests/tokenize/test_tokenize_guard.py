@@ -137,6 +137,7 @@ def merging_tokenizer() -> Tokenizer:
 def test_guarded_texts_get_the_ids_of_the_reference_among_others_that_need_none():
     tokenizer = merging_tokenizer()
     assert tokenizer.engine.name == "gigatoken"
+    assert f"{len(members(guard_module.LETTERS_AND_NUMBERS)):,} characters" in tokenizer.engine.reason
     source = random.Random(3)
     held = [chr(number) for number in sorted(members(guard_module.LETTERS_AND_NUMBERS))]
     plain = ["", "a", " a1 ", "汉字", "🙂 a🙂", "x" * 50]

@@ -84,6 +84,12 @@ class GigatokenEngine:
             lengths[number] = end - start
         return np.concatenate([*pieces, ids[done:]]), np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
+    @property
+    def exception(self) -> str:
+        """Which texts it leaves to the reference, to be said after the reason why it runs."""
+        count = self._guard.num_characters
+        return f"; texts with one of {count:,} characters that it knows differently go to tokenizers" if count else ""
+
     @cached_property
     def _reference(self) -> ReferenceEngine:
         return ReferenceEngine(self._spec)  # takes up to seconds to load, and most corpora never need it
@@ -200,7 +206,7 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
     if isinstance(checked, str):
         return _reference_choice(spec, reference, checked, texts)
     keep_passed_check(verdict)
-    reason = f"agrees with tokenizers on {len(texts)} torture texts"
+    reason = f"agrees with tokenizers on {len(texts)} torture texts{checked.exception}"
     return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine), checked
 
 
@@ -214,7 +220,7 @@ def _gigatoken_passed_before(spec: TokenizerSpec, verdict: str) -> tuple[EngineC
         raise
     except BaseException:  # noqa: BLE001  it loaded when it was checked; the full check finds out what is wrong now
         return None
-    reason = f"agrees with tokenizers on the torture texts, checked on {date}"
+    reason = f"agrees with tokenizers on the torture texts, checked on {date}{engine.exception}"
     return EngineChoice(name="gigatoken", reason=reason, build=GigatokenEngine), engine
 
 

@@ -90,6 +90,11 @@ class Guard:
         """The guard that a tokenizer needs with these versions of the engines."""
         return cls(guarded_ranges(spec, versions))
 
+    @property
+    def num_characters(self) -> int:
+        """How many characters it looks for."""
+        return int((self._lasts - self._firsts + 1).sum())
+
     def guarded(self, texts: Sequence[bytes]) -> list[int]:
         """Positions of the texts that hold such a character, in order."""
         if not self._leads:
