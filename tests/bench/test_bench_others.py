@@ -20,6 +20,15 @@ def test_tokenize_measures_every_engine(corpus_options: dict[str, Any]) -> None:
     assert all(row["value"] > 0 and row["unit"] == "MB/s" for row in rows)
 
 
+def test_refused_tokenizers_are_compared_family_by_family(corpus_options: dict[str, Any]) -> None:
+    options = {"inputs": corpus_options["inputs"], "repeats": 1, "workers": 1, "vocab_size": 400, "skip": ["datasets"]}
+    result = run_benchmark("refused", options)
+    ours = [row for row in result["results"] if row["role"] == "ours"]
+    assert [row["engine"] for row in ours] == ["tokenizers"] * 3
+    assert all(row["value"] > 0 for row in ours)
+    assert [ratio["required"] for ratio in result["ratios"]] == [1.5] * 3 + [None] * 3
+
+
 def test_import_is_compared_with_starting_python() -> None:
     result = run_benchmark("import", {"repeats": 2})
     assert [len(row["values"]) for row in result["results"]] == [2, 2, 2]

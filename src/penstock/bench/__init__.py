@@ -23,6 +23,7 @@ BENCHMARKS: Mapping[str, str] = {
     "formats": "penstock.bench.formats",
     "load": "penstock.bench.load",
     "tokenize": "penstock.bench.tokenize",
+    "refused": "penstock.bench.refused",
     "train": "penstock.bench.train",
     "import": "penstock.bench.importing",
 }

@@ -20,6 +20,7 @@ _TITLES = {
     "formats": "Tables and git history to a committed store",
     "load": "Shuffled batches from a store",
     "tokenize": "Documents in memory to ids",
+    "refused": "Tokenizers that gigatoken refuses",
     "train": "Training steps",
     "import": "Importing the package",
 }
@@ -34,6 +35,9 @@ memory, datatrove as JSONL, and pack nothing.""",
 others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Promises
 are judged on our loader as users get it, filled ahead by a thread, against litdata's fastest row.""",
     "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
+    "refused": """Ours is prepare, from files to a committed store, as above. datasets gets the same documents in
+memory and as many processes; the promise is judged against its `map` alone. The vocabularies are trained on the corpus
+for this run.""",
     "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
 }

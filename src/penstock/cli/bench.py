@@ -11,7 +11,7 @@ from penstock.cli.output import note, print_json
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="tokenize|prepare|formats|load|train|import")],
+    name: Annotated[str, typer.Argument(metavar="tokenize|refused|prepare|formats|load|train|import")],
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="Corpus; default: installed packages + stdlib:.")
     ] = None,

@@ -3,8 +3,8 @@
 `encode(list of UTF-8 bytes) -> (flat uint32 ids, int64 offsets)`. gigatoken is 50-300 times faster; `tokenizers` is the
 reference. gigatoken is used when it loads the vocabulary and agrees with the reference on a fixed torture text (0.6 s
 for 50,000 ids, seconds for 200,000; once passed on this machine it isn't repeated, see `verdicts`); otherwise
-`tokenizers` is, and the reason is recorded: where texts can be cut safely (see `cuts`), with the ids of their pieces
-remembered: 4 to 7 times as fast as encoding them whole for byte-level BPE and WordPiece (8 MB of code), 1.2 for Unigram.
+`tokenizers` is, and the reason is recorded. Where texts can be cut safely (see `cuts`) the ids of their pieces are
+remembered, on 8 MB of code 4 to 7 times as fast as whole texts for byte-level BPE and WordPiece, 1.2 times for Unigram.
 """
 
 from __future__ import annotations

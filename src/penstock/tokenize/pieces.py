@@ -1,8 +1,9 @@
 """Ids of texts by ids of their pieces, each encoded once and remembered.
 
 In: a pattern of pieces (see `cuts`) and an encoder for those not met before. Out: the ids of whole texts. Real text
-says the same words over and over, and what was met before costs a look-up instead of a run of the encoder: of 8 MB of
-code one piece in sixty was new. Ids are gathered with numpy; no Python object is made per token.
+says the same words over and over, and what was met before costs a look-up instead of a run of the encoder. Of 8 MB of
+code 1.5 % of the pieces were new for byte-level BPE and WordPiece; 23 % for Unigram, whose words hold punctuation. Ids
+are gathered with numpy; no Python object is made per token.
 
 Memory: pieces of about a megabyte of text at a time, and the remembered ones, forgotten all at once when they are too
 many (262,144, some 60 MB) or too long in sum.
