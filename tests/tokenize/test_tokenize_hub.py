@@ -132,6 +132,8 @@ class FakeHub(types.ModuleType):
         self.files, self.failure, self.asked = files, failure, []
         self.errors = types.ModuleType("huggingface_hub.errors")
         self.errors.EntryNotFoundError = type("EntryNotFoundError", (Exception,), {})
+        bases = (OSError, self.errors.EntryNotFoundError)
+        self.errors.LocalEntryNotFoundError = type("LocalEntryNotFoundError", bases, {})
 
     def hf_hub_download(self, repository: str, name: str) -> str:
         self.asked.append((repository, name))
@@ -171,6 +173,22 @@ def test_what_the_hub_refuses_is_one_error(caches: Path, monkeypatch: pytest.Mon
             load_tokenizer("org/name", network=True)
         assert "\n" not in raised.value.message
         assert hint in raised.value.hint
+
+
+def test_a_hub_that_can_not_be_reached_is_asked_once_and_not_taken_for_an_empty_repository(
+    caches: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hub = FakeHub({})
+    hub.failure = hub.errors.LocalEntryNotFoundError("cannot find the requested files in the disk cache")
+    use(hub, monkeypatch)
+    with pytest.raises(TokenizerError, match="can't be downloaded"):
+        load_tokenizer("org/name", network=True)
+    assert len(hub.asked) == 1
+
+
+def test_the_names_of_the_client_s_errors_are_real():
+    errors = pytest.importorskip("huggingface_hub.errors")
+    assert issubclass(errors.LocalEntryNotFoundError, errors.EntryNotFoundError)
 
 
 def test_a_repository_without_a_tokenizer_is_refused(caches: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

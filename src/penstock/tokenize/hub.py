@@ -96,14 +96,18 @@ def _hub_cache() -> Path:
 def _downloaded(value: str) -> Path:
     try:
         import huggingface_hub
-        from huggingface_hub.errors import EntryNotFoundError
+        from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
     except ImportError:
         raise MissingExtraError("huggingface_hub", extra="hf", wanted_for=f"downloading tokenizer {value!r}") from None
     found: dict[str, Path] = {}
     try:
         for name in TOKENIZER_FILES:
-            with contextlib.suppress(EntryNotFoundError):
+            try:
                 found[name] = Path(huggingface_hub.hf_hub_download(value, name))
+            except LocalEntryNotFoundError:  # its way to say that the hub can't be reached: the next would wait as long
+                raise
+            except EntryNotFoundError:
+                continue  # that repository has no such file
     except Exception as error:  # the client raises its own, the HTTP library's and the system's errors
         raise _refusal(value, error) from error
     folder = next((path.parent for path in found.values()), None)
