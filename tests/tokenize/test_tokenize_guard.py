@@ -15,7 +15,7 @@ from penstock.tokenize import Tokenizer
 from penstock.tokenize import guard as guard_module
 from penstock.tokenize.guard import BLOCK_BYTES, CHECKED_VERSIONS, Guard, guarded_ranges
 
-from .conftest import byte_level, ids_of, loaded, reference_ids
+from .conftest import FRAGMENTS, byte_level, ids_of, loaded, reference_ids
 from .witness import CONTEXTS, SPLITTERS, Witness, contexts_of
 
 INSTALLED = {name: version(name) for name in CHECKED_VERSIONS}
@@ -134,6 +134,9 @@ def merging_tokenizer() -> Tokenizer:
     return loaded(byte_level([(character_of_byte[left], character_of_byte[lead]) for left in b"a1 " for lead in leads]))
 
 
+MERGING = merging_tokenizer()
+
+
 def test_guarded_texts_get_the_ids_of_the_reference_among_others_that_need_none():
     tokenizer = merging_tokenizer()
     assert tokenizer.engine.name == "gigatoken"
@@ -148,6 +151,25 @@ def test_guarded_texts_get_the_ids_of_the_reference_among_others_that_need_none(
         ]
         batch = [text.encode() for text in texts]
         assert ids_of(tokenizer, batch) == reference_ids(tokenizer)(batch)
+
+
+@given(st.lists(st.sampled_from([*FRAGMENTS, "\u088f", "\U00010940", "\U0001f6d8", "word ", "x = 1\n"]), max_size=60))
+def test_a_guarded_text_is_cut_around_what_is_guarded(fragments: list[str]):
+    tokenizer = MERGING
+    text = "".join(fragments).encode()
+    assert ids_of(tokenizer, [text, b"between", text]) == reference_ids(tokenizer)([text, b"between", text])
+
+
+def test_of_a_long_guarded_text_the_reference_gets_little():
+    tokenizer = merging_tokenizer()
+    engine = tokenizer._thread_engine()
+    asked: list[bytes] = []
+    whole = engine._reference.encode  # type: ignore[attr-defined]
+    engine._reference.encode = lambda texts: asked.extend(texts) or whole(texts)  # type: ignore[attr-defined]
+    text = b"def function(argument):\n    return 1\n" * 500
+    text = text + "name = a\u088f1\n".encode() + text
+    assert ids_of(tokenizer, [text]) == reference_ids(tokenizer)([text])
+    assert 0 < sum(map(len, asked)) < 100
 
 
 def test_without_the_guard_those_texts_differ():

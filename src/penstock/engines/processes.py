@@ -204,7 +204,7 @@ def _work(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _die_with(parent)
     _keep_freed_memory()
-    gc.freeze()  # what the parent made is never looked at again, and its pages stay shared
+    gc.disable()  # documents are no cycles, and looking for some in thousands of them costs a twentieth
     for other in not_ours:  # a pipe ends only when nobody holds its other end
         other.close()
     room_for_writing = threading.Semaphore(1)
