@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Reference
 
 from penstock.errors import TokenizerError
-from penstock.tokenize import Tokenizer, TokenizerSpec
+from penstock.hashing import digest_of
+from penstock.tokenize import Tokenizer, TokenizerSpec, specification
 
 from .conftest import BYTE_LETTERS, END, byte_level, ids_of, loaded
 from .test_tokenize_engines import SLOW, UNSPLIT, unigram, word_piece
@@ -251,3 +252,19 @@ def test_vocabularies_that_are_not_byte_level_decode_through_the_reference():
     tokenizer = loaded(word_piece())
     (ids,) = ids_of(tokenizer, [b"hello q x"])
     assert tokenizer.decode(ids) == "hello q x"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters(exclude_categories=())),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@given(st.dictionaries(st.text(max_size=6), JSON_VALUES, max_size=5))
+@example({"a": "\ud800"})
+@example({"z": 1, "é": 2, "😀": 3, "\uffff": 4, "": '\x00\x1f\x7f\u2028"\\/'})
+@example({"a": 1.0, "b": [1e16, -2.5e-7]})
+def test_the_quick_digest_is_the_canonical_one(value: dict[str, Any]):
+    assert specification._digest(value) == digest_of(value)

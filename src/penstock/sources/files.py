@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from penstock.hashing import strong_hash
 from penstock.sources.document import Document, Part, SkipTally
@@ -49,9 +49,8 @@ class FileOptions:
     vendored: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class FileItem:
-    """One file of a unit: relative path and the size at walk time."""
+class FileItem(NamedTuple):
+    """One file of a unit: relative path and the size at walk time. A tuple, because thousands cross a pipe."""
 
     path: bytes
     size: int

@@ -6,7 +6,6 @@ and whether it is kept; counts; the store digest. Nothing here touches tokens. M
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from penstock.hashing import STRONG_HASH_BYTES
 from penstock.sources import printable
 from penstock.store.layout import DOCUMENTS_COLUMNS, DOCUMENTS_TABLE, INDEX_ARRAYS, REASONS, SegmentEntry, store_digest
 from penstock.store.splits import split_numbers
-from penstock.store.writer import UnitRecord
+from penstock.store.writer import UnitRecord, arrow_array
 
 __all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons"]
 
@@ -73,12 +72,12 @@ def build_index(
     _refuse_equal_keys(documents)
     available = {**known_segments, **{entry.name: entry for record in records for entry in record.segments}}
     used = sorted(set(documents["segment"].unique().to_pylist()))
-    split = split_numbers(_numbers(documents, "group_hash"), shares)
+    split = split_numbers(_numbers(documents["group_hash"]), shares)
     reason = exclusion_reasons(_hashes(documents), split, drop_duplicates=dedup == "exact")
     arrays = {
         "segment": _positions(documents["segment"], used),
-        "offset": _numbers(documents, "offset"),
-        "length": _numbers(documents, "length"),
+        "offset": _numbers(documents["offset"]),
+        "length": _numbers(documents["length"]),
         "split": split,
         "source": _positions(documents["source"], list(sources)),
         "reason": reason,
@@ -99,12 +98,12 @@ def build_index(
 
 def digest_columns(provenance: pa.Table, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
     """The canonical sequence (key, content, tokens, loss runs, split, reason), one byte string per column."""
-    keys = provenance["key"].to_pylist()
+    lengths, keys = _binary(provenance["key"])
     return {
-        "key_lengths": np.fromiter(map(len, keys), "<u8", len(keys)).tobytes(),
-        "keys": b"".join(keys),
-        "content": b"".join(provenance["content_hash"].to_pylist()),
-        "tokens": b"".join(provenance["token_hash"].to_pylist()),
+        "key_lengths": lengths.astype("<u8").tobytes(),
+        "keys": keys,
+        "content": _fixed_binary(provenance["content_hash"]),
+        "tokens": _fixed_binary(provenance["token_hash"]),
         **{name: arrays[name].tobytes() for name in ("loss_documents", "loss_starts", "loss_runs", "split", "reason")},
     }
 
@@ -140,37 +139,57 @@ def exclusion_reasons(
 
 
 def _refuse_equal_keys(documents: pa.Table) -> None:
-    keys = documents["key"].to_pylist()
-    for left, right in itertools.pairwise(keys):
-        if left == right:
-            raise InputError(
-                f"two documents have the key {printable(left)!r}",
-                hint="give each input a name of its own (NAME=PATH); in a table, --id-field must name a column of "
-                "which no value is repeated",
-            )
+    keys = documents["key"]
+    equal = pa.compute.equal(keys.slice(1), keys.slice(0, max(len(keys) - 1, 0)))
+    if pa.compute.any(equal).as_py():
+        left = keys[pa.compute.index(equal, True).as_py()].as_py()
+        raise InputError(
+            f"two documents have the key {printable(left)!r}",
+            hint="give each input a name of its own (NAME=PATH); in a table, --id-field must name a column of "
+            "which no value is repeated",
+        )
 
 
-def _numbers(documents: pa.Table, column: str) -> npt.NDArray[Any]:
+def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
     """A column as an array, by its buffer: Arrow's own conversion imports pandas where that is installed."""
-    array = documents[column].combine_chunks()
+    array = column.combine_chunks()
     kind = np.dtype(array.type.to_pandas_dtype())
     return np.frombuffer(array.buffers()[1], kind)[array.offset : array.offset + len(array)]
 
 
 def _positions(column: pa.ChunkedArray, names: list[str]) -> npt.NDArray[Any]:
     """Each value's position in `names`."""
-    numbers = {name: number for number, name in enumerate(names)}
-    return np.fromiter((numbers[value] for value in column.to_pylist()), np.int64, count=len(column))
+    return _numbers(pa.compute.index_in(column, value_set=arrow_array(names, pa.string())))
+
+
+def _binary(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], bytes]:
+    """The lengths and the joined bytes of a column of binary values, by its buffers."""
+    lengths, pieces = [np.empty(0, np.uint64)], []
+    for chunk in column.chunks:
+        _, offsets, data = chunk.buffers()
+        borders = np.frombuffer(offsets, np.int32)[chunk.offset : chunk.offset + len(chunk) + 1]
+        lengths.append(np.diff(borders).astype(np.uint64))
+        pieces.append(memoryview(data)[borders[0] : borders[-1]] if data is not None else b"")
+    return np.concatenate(lengths), b"".join(pieces)
+
+
+def _fixed_binary(column: pa.ChunkedArray) -> bytes:
+    """The joined bytes of a column of values of one width, by its buffers."""
+    width = column.type.byte_width
+    return b"".join(
+        memoryview(chunk.buffers()[1])[chunk.offset * width : (chunk.offset + len(chunk)) * width]
+        for chunk in column.chunks
+    )
 
 
 def _hashes(documents: pa.Table) -> npt.NDArray[np.uint64]:
     """Content hashes as [documents, 4] integers."""
-    joined = b"".join(documents["content_hash"].to_pylist())
-    return np.frombuffer(joined, "<u8").reshape(-1, STRONG_HASH_BYTES // 8)
+    return np.frombuffer(_fixed_binary(documents["content_hash"]), "<u8").reshape(-1, STRONG_HASH_BYTES // 8)
 
 
 def _loss_arrays(column: pa.ChunkedArray) -> dict[str, npt.NDArray[Any]]:
-    rows = [(number, runs) for number, runs in enumerate(column.to_pylist()) if runs is not None]
+    everything = column.null_count == len(column)  # nearly always
+    rows = [] if everything else [(n, runs) for n, runs in enumerate(column.to_pylist()) if runs is not None]
     lengths = [len(runs) // 2 for _, runs in rows]
     return {
         "loss_documents": np.array([number for number, _ in rows], np.uint64),
@@ -184,7 +203,7 @@ def _counts(
 ) -> dict[str, Any]:
     kept = arrays["reason"] == KEPT
     length = arrays["length"].astype(np.uint64)
-    size = _numbers(provenance, "text_bytes")
+    size = _numbers(provenance["text_bytes"])
     skipped: dict[str, int] = {}
     for record in records:
         for reason, count in record.skips.counts.items():

@@ -17,9 +17,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from penstock.errors import TokenizerError
-from penstock.hashing import digest_of
+from penstock.hashing import digest_of, strong_hash
 
 __all__ = ["TokenizerSpec", "byte_of_character", "character_of_byte"]
 
@@ -34,6 +35,7 @@ END_TOKEN_NAMES = (
     "[SEP]",
 )
 
+_LOOKS_LIKE_FLOAT = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 _CONTROL_LIKE = re.compile(
     r"<\|.*\|>|<｜.*｜>|\[/?[A-Z][A-Z_0-9]*\]"
     r"|</?(s|bos|eos|pad|unk|mask|cls|sep|think|tool_call|tool_response|fim[_-]\w+|repo_?name|file_?sep|gh_stars"
@@ -109,14 +111,17 @@ class TokenizerSpec:
     @cached_property
     def encoder_json(self) -> str:
         """The encoder as text, for engines."""
-        return json.dumps(self.encoder, ensure_ascii=False)
+        try:
+            return orjson.dumps(self.encoder).decode()  # a tenth of what `json` takes
+        except TypeError:  # it takes neither half surrogate pairs nor integers of more than 64 bits
+            return json.dumps(self.encoder, ensure_ascii=False)
 
     @cached_property
     def digest(self) -> str:
         """Strong hash of everything that decides which ids a document gets."""
         meaning = {key: value for key, value in self.encoder.items() if key != "decoder"}
         around = {"control": self.control_tokens, "begin": list(self.begin_ids), "end": self.end_id}
-        return digest_of({"encoder": meaning, **around})
+        return _digest({"encoder": meaning, **around})
 
     @cached_property
     def highest_text_id(self) -> int:
@@ -186,6 +191,15 @@ class TokenizerSpec:
         lengths = np.fromiter((len(data) for data in self.token_bytes), dtype=np.int32, count=self.vocab_size)
         lengths[[*self.control_tokens.values(), self.end_id, *self.begin_ids]] = 0
         return lengths
+
+
+def _digest(value: Any) -> str:
+    """`digest_of`, in a tenth of the time where the value holds no floats, which the two libraries may spell apart."""
+    try:
+        quick = orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+    except TypeError:
+        return digest_of(value)
+    return digest_of(value) if _LOOKS_LIKE_FLOAT.search(quick) else strong_hash(quick).hex()
 
 
 def _parsed(source_json: bytes, origin: str) -> dict[str, Any]:
