@@ -239,8 +239,12 @@ def make_hostile(folder: Path, program: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("form", ["worktree", "bare", "partial"])
-def test_no_program_named_by_a_repository_runs(form: str, tmp_path: Path, temporary: Path, canary: tuple[Path, Path]):
+@pytest.mark.parametrize("form", ["worktree", "bare", "partial", "old git"])
+def test_no_program_named_by_a_repository_runs(
+    form: str, tmp_path: Path, temporary: Path, canary: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+):
+    if form == "old git":
+        monkeypatch.setattr(git_repository, "is_safe_version", lambda words: False)
     program, marks = canary
     repository = make_hostile(tmp_path / "hostile", program)
     place = repository / ".git" if form == "bare" else repository
@@ -340,6 +344,26 @@ def test_a_password_in_a_url_is_shown_nowhere():
     with pytest.raises(InputError) as raised:
         source_of("git:https://me:secret@example.org/x.git")
     assert "secret" not in str(raised.value)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("detached", [False, True])
+def test_an_old_git_gives_the_same_documents(
+    packed: bool, detached: bool, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+):
+    repository = make_repository(tmp_path / "r")
+    git(repository, "tag", "-a", "-m", "a release", "v1")
+    git(repository, "branch", "side/way", "HEAD~1")
+    if detached:
+        git(repository, "checkout", "-q", "--detach", "HEAD~1")
+    if packed:
+        git(repository, "pack-refs", "--all")
+        git(repository, "branch", "after-packing")
+    cloned = documents_of(source_of(f"git:{repository}"))
+    monkeypatch.setattr(git_repository, "is_safe_version", lambda words: False)
+    assert documents_of(source_of(f"git:{repository}")) == cloned
+    with pytest.raises(InputError, match="too old to clone from a host"):
+        documents_of(source_of("git:https://example.org/x.git", network=True))
 
 
 def test_a_repository_of_another_user_works(tmp_path: Path, temporary: Path):

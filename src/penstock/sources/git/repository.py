@@ -6,8 +6,10 @@ which is made to serve the untrusted: it runs no hook, honours `uploadpack.packO
 config, and fetches no missing object. Its config, attributes and hooks never reach the clone. All git processes get an
 environment made from nothing, a config file of ours instead of the user's and the system's, and one allowed transport.
 
-A partial clone can't be cloned without fetching what it lacks; there the objects are borrowed where they lie
-(`objects/info/alternates` of an empty repository of ours), which needs no config of theirs either.
+A partial clone can't be cloned without fetching what it lacks, and a git without the fixes of May 2024 can't be told to
+fetch nothing (distributions mend theirs without changing its number). There the objects are borrowed where they lie
+(`objects/info/alternates` of an empty repository of ours) and the refs are read from their files: no program of git's
+ever looks at the foreign config.
 
 Disk: the clone, in the system's temporary folder (`TMPDIR` moves it). It goes with `close`, at the exit of the process,
 or, after a kill, at the next start: a kernel lock inside tells the dead from the living. Memory: none to speak of.
@@ -59,6 +61,8 @@ SILENT = b"fatal: git was silent for %d seconds and was stopped" % SILENCE_SECON
 
 # The first of each series that can be told to fetch nothing (GIT_NO_LAZY_FETCH) and checks a repository's owner.
 SAFE_VERSIONS = ((2, 39, 4), (2, 40, 2), (2, 41, 1), (2, 42, 2), (2, 43, 4), (2, 44, 1), (2, 45, 1))
+
+_OBJECT_ID = re.compile(rb"[0-9a-f]{40}|[0-9a-f]{64}")
 
 CONFIG = """\
 # Stands in for the user's and the system's config.
@@ -187,8 +191,8 @@ def make_clone(place: str, *, name: str, network: bool) -> Clone:
         InputError: not a repository, not readable, or a transport that isn't allowed.
         FileExistsError: the folder is there.
     """
-    _check_git()
     if is_url(place):
+        _refuse_old_git()
         protocol, path = check_url(place, network=network), place
     else:
         protocol, path = "file", os.path.realpath(place)  # begins with a slash: neither an option nor a host
@@ -197,7 +201,7 @@ def make_clone(place: str, *, name: str, network: bool) -> Clone:
     clone = Clone(folder, lock, protocol=protocol)
     try:
         fs.write_atomic(folder / "config", CONFIG.format(protocol=protocol).encode())
-        if protocol == "file" and _is_partial(git_folder):
+        if protocol == "file" and (_is_partial(git_folder) or not is_safe_version(_git_version())):
             _borrow(clone, path, git_folder)
         else:
             # Locally every ref comes along, so that any of them can be named; a host's pull requests would be too many.
@@ -367,11 +371,11 @@ def _last_words(words: bytes) -> str:
 
 
 def _borrow(clone: Clone, path: str, git_folder: Path) -> None:
-    """An empty repository of ours over the objects of theirs, with their refs; for partial clones."""
-    refs, head = _listed_refs(clone, path)
+    """An empty repository of ours over the objects of theirs, with their refs."""
+    refs, head = _refs_in_files(git_folder, path)
     objects = str(git_folder / "objects")
     if "\n" in objects or objects.startswith(('"', "#")):  # the file of alternates would read it otherwise
-        raise InputError(f"{path!r} is a partial clone under an odd name", hint="rename a folder, or clone it in full")
+        raise InputError(f"{path!r} can't be read under so odd a name", hint="rename a folder, or clone it in full")
     longest = max((len(value) for value in refs.values()), default=40)
     clone.output("init", "--quiet", "--bare", "--template=", f"--object-format={'sha256' if longest > 40 else 'sha1'}")
     fs.make_folder(clone.git_folder / "objects" / "info")
@@ -379,38 +383,35 @@ def _borrow(clone: Clone, path: str, git_folder: Path) -> None:
     shallow = git_folder / "shallow"
     if shallow.is_file():
         fs.write_atomic(clone.git_folder / "shallow", shallow.read_bytes())
-    lines = [b"create %s %s\n" % (ref, value) for ref, value in refs.items() if ref.startswith(b"refs/")]
+    lines = [b"create %s %s\n" % (ref, value) for ref, value in sorted(refs.items())]
     clone.output("update-ref", "--stdin", data=b"".join(lines))
-    if head.startswith(b"refs/"):
-        clone.output("symbolic-ref", "HEAD", os.fsdecode(head))
-    elif b"HEAD" in refs:
-        clone.output("update-ref", "--no-deref", "HEAD", refs[b"HEAD"].decode())
+    if head.startswith(b"ref: refs/"):
+        clone.output("symbolic-ref", "HEAD", os.fsdecode(head[5:]))
+    elif _OBJECT_ID.fullmatch(head):
+        clone.output("update-ref", "--no-deref", "HEAD", head.decode())
 
 
-def _listed_refs(clone: Clone, path: str) -> tuple[dict[bytes, bytes], bytes]:
-    """The refs of a repository, and the one that HEAD stands for."""
-    try:
-        listed = subprocess.run(
-            [_git(), "ls-remote", "--symref", "--", path],
-            capture_output=True,
-            env=clone.environment,
-            cwd=clone.folder,
-            timeout=SILENCE_SECONDS,
-            check=False,
+def _refs_in_files(git_folder: Path, path: str) -> tuple[dict[bytes, bytes], bytes]:
+    """Name -> object id of every ref of a repository, and the content of HEAD; links aren't followed."""
+    if (git_folder / "reftable").is_dir():
+        raise InputError(
+            f"{path!r} keeps its refs in a table, which is read by cloning only",
+            hint="`git clone --bare` it, name that",
         )
-        words = listed.stderr if listed.returncode else b""
-    except subprocess.TimeoutExpired:
-        words = SILENT
-    if words:
-        raise InputError(f"{path!r} can't be read: {_last_words(words)}", hint=_clone_hint(words, path))
-    refs, head = {}, b""
-    for line in listed.stdout.splitlines():
-        value, _, ref = line.partition(b"\t")
-        if value.startswith(b"ref: ") and ref == b"HEAD":
-            head = value[5:]
-        elif not ref.endswith(b"^{}"):
-            refs[ref] = value
-    return refs, head
+    refs: dict[bytes, bytes] = {}
+    packed = git_folder / "packed-refs"
+    for line in packed.read_bytes().splitlines() if packed.is_file() else ():
+        value, _, name = line.partition(b" ")
+        if _OBJECT_ID.fullmatch(value) and name.startswith(b"refs/"):
+            refs[name] = value
+    for folder, _, names in os.walk(git_folder / "refs"):
+        for file in (Path(folder, name) for name in names):
+            if file.is_symlink() or not file.is_file():
+                continue
+            value = os.fsencode(_small_file(file)).strip()
+            if _OBJECT_ID.fullmatch(value):  # else symbolic, as a remote's HEAD is: it names another of these
+                refs[os.fsencode(file.relative_to(git_folder))] = value
+    return refs, os.fsencode(_small_file(git_folder / "HEAD")).strip()
 
 
 def local_git_folder(path: str) -> Path:
@@ -486,13 +487,16 @@ def _git() -> str:
 
 
 @cache
-def _check_git() -> None:
-    """Refuses a git that can't be told to fetch nothing."""
-    words = subprocess.run([_git(), "--version"], capture_output=True, text=True, check=False).stdout
-    if not is_safe_version(words):
+def _git_version() -> str:
+    return subprocess.run([_git(), "--version"], capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _refuse_old_git() -> None:
+    """Refuses a URL to a git that a host might trick."""
+    if not is_safe_version(_git_version()):
         raise InputError(
-            f"{words.strip() or 'git'} is too old to read a repository safely: 2.39.4 or newer of its series is needed",
-            hint="install a newer git",
+            f"{_git_version() or 'git'} is too old to clone from a host safely; needed: 2.39.4 or newer of its series",
+            hint="install a newer git, or clone it yourself and give the path",
         )
 
 
