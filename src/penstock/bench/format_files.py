@@ -88,7 +88,7 @@ def write_repository(*, inputs: Sequence[str], folder: str, commits: int) -> dic
         "PATH": "/usr/bin:/bin",
         "HOME": folder,
     }
-    subprocess.run(["git", "init", "--quiet", "--bare", folder], check=True, env=environment)
+    subprocess.run(["git", "init", "--quiet", "--bare", "--initial-branch=main", folder], check=True, env=environment)
     importer = subprocess.Popen(["git", "-C", folder, "fast-import", "--quiet"], stdin=subprocess.PIPE, env=environment)
     assert importer.stdin is not None
     with importer.stdin as stream:

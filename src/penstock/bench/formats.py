@@ -55,7 +55,7 @@ class Options:
     tokenizer: str | None = None
     repeats: int = DEFAULT_REPEATS
     workers: int | None = None
-    commits: int = 20_000
+    commits: int = 5_000
     skip: tuple[str, ...] = ()
 
 

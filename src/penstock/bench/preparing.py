@@ -72,10 +72,14 @@ def prepare_store(
         units_done = time.perf_counter()
 
     result = prepare(
-        sources, Path(out), tokenizer=opened, options=PrepareOptions(workers=workers), on_progress=on_progress
+        sources,
+        Path(out),
+        tokenizer=opened,
+        options=PrepareOptions(workers=workers, processes=True),
+        on_progress=on_progress,
     )
     ended = time.perf_counter()
-    peak_memory = peak_memory_bytes(children=workers if "processes" in result.workers else 0)
+    peak_memory = peak_memory_bytes(children=workers if "process" in result.workers else 0)
     walk_seconds = sum(source.walk_seconds for source in sources)
     with open_store(out) as store:
         document_bytes = pyarrow.compute.sum(store.provenance()["text_bytes"]).as_py()

@@ -83,7 +83,9 @@ def prepare(
     ] = False,
     dedup: Annotated[str, typer.Option(help="exact or off. Copies across splits always go.")] = "exact",
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
-    workers: Annotated[int | None, typer.Option(help="Encoder threads. Default: the cores.", min=1)] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes (threads off Linux). Default: the cores.", min=1)
+    ] = None,
     unit_bytes: Annotated[
         int, typer.Option(help="Input per unit of work; never changes the result.", min=1)
     ] = DEFAULT_UNIT_BYTES,
@@ -144,6 +146,7 @@ def prepare(
         dedup=dedup,
         seed=seed,
         workers=workers or default_workers(probe()),
+        processes=True,
         unit_bytes=unit_bytes,
         vocab_size=vocab_size,
         break_lock=break_lock,

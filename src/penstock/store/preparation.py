@@ -65,7 +65,8 @@ class PrepareOptions:
     split: str = DEFAULT_SPLIT
     dedup: str = "exact"
     seed: int = 0
-    workers: int = 1  # processes where they can be forked, threads elsewhere
+    workers: int = 1
+    processes: bool | None = None  # whether workers are processes where they can be forked; None: if there are several
     unit_bytes: int = DEFAULT_UNIT_BYTES
     vocab_size: int = DEFAULT_VOCAB_SIZE
     control_tokens: tuple[str, ...] = ()  # that a trained vocabulary must have besides its own
@@ -151,7 +152,8 @@ class _Job:
         self._version = (versions[-1] if versions else 0) + 1
         self._known = _KnownDocuments(self._previous, tokenizer)
         self._rooms = _Rooms(tokenizer.dtype)
-        self._in_processes = options.workers > 1 and can_fork()
+        wanted = options.workers > 1 if options.processes is None else options.processes
+        self._in_processes = wanted and can_fork()
         self._units_taken_over = 0
         self._documents_reused = 0
         source_options = [self._sources[name].options() for name in sorted(self._sources)]
@@ -191,7 +193,9 @@ class _Job:
             units_taken_over=self._units_taken_over,
             documents_reused=self._documents_reused,
             committed=committed,
-            workers=f"{self._options.workers} {'processes' if self._in_processes else 'threads'}",
+            workers=_counted(self._options.workers, "process", "processes")
+            if self._in_processes
+            else _counted(self._options.workers, "thread", "threads"),
             tokenizer_engine=self._tokenizer.describe_engine(),
         )
 
@@ -549,6 +553,10 @@ def _batches(documents: Sequence[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _counted(number: int, one: str, more: str) -> str:
+    return f"{number} {one if number == 1 else more}"
 
 
 def _flat(runs: npt.NDArray[np.uint32] | None) -> list[int] | None:
