@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -80,3 +83,16 @@ def shared_tokenizers() -> Path:
     if not SHARED_TOKENIZERS.is_dir():
         pytest.skip("the real vocabularies of ../shared/data/tokenizers are not here")
     return SHARED_TOKENIZERS
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in memory where there is one: tests of hundreds of writes would wait for the disk otherwise."""
+    if not Path("/dev/shm").is_dir():
+        yield tmp_path_factory.mktemp("scratch")
+        return
+    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="penstock-test-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)

@@ -9,8 +9,6 @@ single  one document: two of three splits are empty
 from __future__ import annotations
 
 import random
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -94,16 +92,9 @@ def build(path: Path, documents: dict[bytes, tuple[Part, ...]], *, wide: bool = 
 
 
 @pytest.fixture
-def tmp_path(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: tests of hundreds of small exports would wait for the disk otherwise."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="penstock-test-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
+def tmp_path(scratch: Path) -> Path:
+    """Tests of hundreds of small exports would wait for the disk."""
+    return scratch
 
 
 @pytest.fixture(scope="session")

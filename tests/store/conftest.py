@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +12,6 @@ from typing import Any
 import pytest
 
 from . import samples
-
-
-@pytest.fixture
-def scratch(tmp_path: Path) -> Iterator[Path]:
-    """A folder in memory where there is one: tests of hundreds of commits would wait for the disk otherwise."""
-    if not Path("/dev/shm").is_dir():
-        yield tmp_path
-        return
-    folder = Path(tempfile.mkdtemp(dir="/dev/shm", prefix="penstock-test-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 @pytest.fixture

@@ -14,11 +14,30 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigError, nearest_first
 from penstock.hardware import default_workers, probe
 
-__all__ = ["DEFAULT_REPEATS", "command_line", "options_from", "resolved_workers"]
+__all__ = ["DEFAULT_REPEATS", "CorpusOptions", "command_line", "options_from", "resolved_workers"]
 
 DEFAULT_REPEATS = 3
 
 Options = TypeVar("Options")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CorpusOptions:
+    """What benchmarks over a corpus have in common.
+
+    Attributes:
+        inputs: the corpus; empty for the packages installed here and Python's library.
+        tokenizer: for all sides; None trains 8,192 tokens on the corpus.
+        repeats: rounds; the median counts.
+        workers: of ours, threads of the ceiling, processes of the peers; None for every core.
+        skip: subjects to leave out, by name or a word of it.
+    """
+
+    inputs: tuple[str, ...] = dataclasses.field(default=(), metadata={"flag": "input"})
+    tokenizer: str | None = None
+    repeats: int = DEFAULT_REPEATS
+    workers: int | None = None
+    skip: tuple[str, ...] = ()
 
 
 def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:

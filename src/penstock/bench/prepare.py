@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.corpus import corpus_sources, tokenizer_path
-from penstock.bench.options import DEFAULT_REPEATS, resolved_workers
+from penstock.bench.options import CorpusOptions, resolved_workers
 from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio, ratio_to
 
@@ -40,24 +40,10 @@ DATATROVE = "datatrove JSONL reader and tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the benchmark.
+class Options(CorpusOptions):
+    """Options of the benchmark; `sample_bytes` is how much of the corpus the slow peers get."""
 
-    Attributes:
-        inputs: the corpus; empty for the packages installed here and Python's library.
-        tokenizer: for all sides; None trains 8,192 tokens on the corpus.
-        repeats: rounds; the median counts.
-        workers: threads of prepare and of the ceiling, processes of datasets; None for every core.
-        sample_bytes: how much of the corpus the slow peer gets.
-        skip: subjects to leave out, by name or a word of it.
-    """
-
-    inputs: tuple[str, ...] = field(default=(), metadata={"flag": "input"})
-    tokenizer: str | None = None
-    repeats: int = DEFAULT_REPEATS
-    workers: int | None = None
     sample_bytes: int = 20_000_000
-    skip: tuple[str, ...] = ()
 
 
 def run(options: Options, tell: Tell) -> BenchResult:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.corpus import corpus_sources, tokenizer_path
-from penstock.bench.options import DEFAULT_REPEATS, resolved_workers
+from penstock.bench.options import CorpusOptions, resolved_workers
 from penstock.bench.processes import Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Role, fastest, ratio
 
@@ -26,15 +26,10 @@ TOKENIZERS = "tokenizers, its own pool"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """Options of the benchmark; see `prepare.Options`. `sample_bytes` is what the fast ones get."""
+class Options(CorpusOptions):
+    """Options of the benchmark; `sample_bytes` is what the fast ones get."""
 
-    inputs: tuple[str, ...] = field(default=(), metadata={"flag": "input"})
-    tokenizer: str | None = None
-    repeats: int = DEFAULT_REPEATS
-    workers: int | None = None
     sample_bytes: int = 128_000_000
-    skip: tuple[str, ...] = ()
 
 
 def run(options: Options, tell: Tell) -> BenchResult:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -107,7 +106,7 @@ def prepare(
     """
     from penstock.cli.templates import renderer_of
     from penstock.hardware import default_workers, probe
-    from penstock.sources import FileOptions, GitOptions, InputOptions, TableOptions, sources_from_inputs
+    from penstock.sources import FileOptions, GitOptions, InputOptions, TableOptions, closing_all, sources_from_inputs
     from penstock.store import PrepareOptions
     from penstock.store import prepare as prepare_store
     from penstock.tokenize import load_tokenizer
@@ -152,10 +151,7 @@ def prepare(
         break_lock=break_lock,
         control_tokens=renderer.control_tokens if renderer else (),
     )
-    with contextlib.ExitStack() as stack:
-        for source in sources:
-            stack.callback(source.close)
-        bar = stack.enter_context(progress_bar("preparing"))
+    with closing_all(sources), progress_bar("preparing") as bar:
         result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar)
     facts = prepare_facts(result)
     if json_output:

@@ -76,7 +76,7 @@ def _choices(machine: Any) -> list[dict[str, str]]:
     has_torch = importlib.util.find_spec("torch") is not None
     device = ("cuda", f"{machine.gpus[0].name} is there") if machine.gpus else ("cpu", machine.gpu_note or "no GPU")
     return [
-        {"name": "prepare workers", "value": str(workers), "reason": "one encoder thread per core of this process"},
+        {"name": "prepare workers", "value": str(workers), "reason": "one worker per core of this process"},
         {"name": "training device", "value": device[0], "reason": device[1]},
         {
             "name": "training",

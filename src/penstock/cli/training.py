@@ -165,15 +165,16 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
 
 def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) -> None:
     from penstock.hardware import default_workers, probe
-    from penstock.sources import sources_from_inputs
+    from penstock.sources import closing_all, sources_from_inputs
     from penstock.store import PrepareOptions, prepare
     from penstock.tokenize import load_tokenizer
 
-    with log.phase("prepare") as detail, progress_bar("preparing") as bar:
+    with log.phase("prepare") as detail:
         sources = sources_from_inputs(words)
         loaded = load_tokenizer(tokenizer) if tokenizer else None
-        options = PrepareOptions(workers=default_workers(probe()))
-        result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)
+        options = PrepareOptions(workers=default_workers(probe()), processes=True)
+        with closing_all(sources), progress_bar("preparing") as bar:
+            result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)
         facts = prepare_facts(result)
         detail.update({name: facts[name] for name in ("documents", "tokens", "bytes", "units", "documents_reused")})
     engine = facts["tokenizer"]
@@ -184,7 +185,7 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) ->
         reason="trained on the input" if tokenizer is None else "given",
     )
     log.append("choice", name="tokenizer_engine", value=engine["engine"], reason=engine["reason"])
-    log.append("choice", name="prepare_workers", value=options.workers, reason="one encoder thread per core")
+    log.append("choice", name="prepare_workers", value=facts["workers"], reason="one worker per core")
 
 
 def _train(

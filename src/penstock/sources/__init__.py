@@ -6,7 +6,7 @@ from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
 from penstock.sources.records.templates import TemplateRenderer, TemplateVocabulary
 from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
-from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText
+from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText, closing_all
 from penstock.sources.tables import TableOptions, TablesSource
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "TextColumn",
     "Unit",
     "UnitText",
+    "closing_all",
     "printable",
     "sources_from_inputs",
 ]

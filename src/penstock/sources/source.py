@@ -7,13 +7,14 @@ before a kill is recognised by the next run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from penstock.sources.document import Document, SkipTally
 
-__all__ = ["DEFAULT_UNIT_BYTES", "Source", "Unit", "UnitText"]
+__all__ = ["DEFAULT_UNIT_BYTES", "Source", "Unit", "UnitText", "closing_all"]
 
 DEFAULT_UNIT_BYTES = 16 * 2**20
 
@@ -45,6 +46,15 @@ class UnitText:
 
     documents: list[Document]
     skips: SkipTally
+
+
+@contextlib.contextmanager
+def closing_all(sources: Sequence[Source]) -> Iterator[None]:
+    """Closes the sources at the end of the block, whatever ends it."""
+    with contextlib.ExitStack() as stack:
+        for source in sources:
+            stack.callback(source.close)
+        yield
 
 
 class Source(Protocol):
