@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, datasets, doctor, export, tokenizer, training
+from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training
 
 __all__ = ["app"]
 
@@ -35,9 +35,9 @@ def _options(
 
 app.command("run")(training.run)
 app.command("prepare")(data.prepare)
-app.command("inspect")(data.inspect)
+app.command("inspect")(inspect.inspect)
 app.command("verify")(data.verify)
-app.command("plan")(data.plan)
+app.command("plan")(plan.plan)
 app.command("export")(export.export)
 app.command("datasets")(datasets.datasets)
 app.add_typer(tokenizer.app, name="tokenizer")
