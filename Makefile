@@ -31,8 +31,8 @@ demo: $(READY)  ## raw code -> tokens -> trained model -> page, on the embedded 
 	@$(BIN)/penstock run --out $(DEMO_OUT) $(DEMO_ARGS)
 
 # One thread per worker process: PyTorch's own threads would fight over the cores that the workers share.
-test: $(READY)  ## all tests but the torture figures
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto -m 'not torture'
+test: $(READY)  ## all tests, with a sample of the torture
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto
 
 check: $(READY)  ## formatting, lint, types
 	@$(BIN)/ruff format --check .
@@ -46,8 +46,8 @@ format: $(READY)  ## rewrite to the house format
 bench: $(PEERS)  ## every figure against its peer; writes benchmarks/results and renders docs/benchmarks.md
 	@$(BIN)/python benchmarks/run_all.py
 
-torture: $(READY)  ## the full fault figures (long)
-	@$(BIN)/python -m pytest -m torture --durations=0
+torture: $(READY)  ## the full fault figures (hours), or LANES=AB; writes benchmarks/results and docs/reliability.md
+	@$(BIN)/python benchmarks/torture.py $(LANES)
 
 clean:  ## remove the environment, caches and demo runs
 	rm -rf $(VENV) runs .mypy_cache .ruff_cache .hypothesis build dist

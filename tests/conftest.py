@@ -6,8 +6,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -24,6 +25,65 @@ settings.load_profile("shared cores")
 os.environ["PENSTOCK_CACHE"] = "off"
 
 SHARED_TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "tokenizers"
+
+
+# Torture (torture.md): `@pytest.mark.torture(lane="A")` counts a test to a lane. Such a test is part of `make torture`
+# alone, unless it takes `scale` (its numbers then depend on where it runs) or says `sample=True` (it is small anyway):
+# those are in `make test` too. `benchmarks/torture.py` runs the lanes and collects what `torture_figures` was told.
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--torture", metavar="LANES", help="only the torture tests of these lanes, as in ABC, or `all`")
+    parser.addoption("--torture-scale", type=float, default=1.0, help="a share of their full numbers (default: all)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the tests of the lanes asked for; without such a question, those that are samples."""
+    lanes = config.getoption("--torture")
+    asked_by_mark = "torture" in config.option.markexpr and not lanes
+    chosen = [item for item in items if asked_by_mark or _is_wanted(item, lanes)]
+    if len(chosen) < len(items):
+        kept = set(chosen)
+        config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+        items[:] = chosen
+
+
+def _is_wanted(item: pytest.Item, lanes: str | None) -> bool:
+    marks = list(item.iter_markers("torture"))
+    if lanes is None:
+        # The closest mark decides: a case of its own may be too large for a module that is sampled as a whole.
+        return not marks or "scale" in getattr(item, "fixturenames", ()) or bool(marks[0].kwargs.get("sample"))
+    named = [mark.kwargs["lane"] for mark in marks if "lane" in mark.kwargs]
+    if marks and not named:
+        raise pytest.UsageError(f'{item.nodeid} is in no lane: write @pytest.mark.torture(lane="…")')
+    return bool(named) and (lanes == "all" or named[0] in lanes)
+
+
+@pytest.fixture(scope="session")
+def scale(request: pytest.FixtureRequest) -> Callable[..., int]:
+    """`scale(test=50, torture=1000)`: how many, here. Never fewer than one."""
+    in_torture = request.config.getoption("--torture") is not None
+    share: float = request.config.getoption("--torture-scale")
+
+    def chosen(*, test: int, torture: int) -> int:
+        return max(1, round(torture * share)) if in_torture else test
+
+    return chosen
+
+
+@pytest.fixture
+def torture_figures(record_property: Callable[[str, object], None]) -> Callable[..., None]:
+    """`torture_figures(lane="A", case="SIGKILL at random times", trials=1000, failures=0, workers=2)`.
+
+    Goes into benchmarks/results/torture-LANE.json, also from xdist's workers; in `make test` nowhere. Call it before
+    the assertion, so that failures are counted too.
+    """
+
+    def tell(*, lane: str, case: str, trials: int, failures: int, **more: Any) -> None:
+        figures = {"lane": lane, "case": case, "trials": trials, "failures": failures, **more}
+        record_property("torture", json.dumps(figures))
+
+    return tell
 
 
 def write_corpus(folder: Path, *, num_files: int = 60) -> Path:

@@ -22,6 +22,8 @@ from penstock.pack import Plan, plan_concat
 from .conftest import SMALL_STORE_NAMES, Sample
 from .reference import Reference, ReferenceRow, assert_batch_equals
 
+pytestmark = pytest.mark.torture(lane="D", sample=True)
+
 Samples = Callable[[str], Sample]
 
 PREFETCHES = (0, 1, 2, 8)
@@ -176,7 +178,7 @@ def chain_of_stops(plan: Plan, seed: int, *, num_stops: int) -> None:
     assert parts == whole
 
 
-@pytest.mark.parametrize("num_seeds", [20, pytest.param(200, marks=pytest.mark.torture)])
+@pytest.mark.parametrize("num_seeds", [20, pytest.param(200, marks=pytest.mark.torture(lane="D"))])
 def test_chains_of_twenty_stops(sample: Samples, num_seeds: int) -> None:
     plan = small_plan(sample)
     for seed in range(num_seeds):

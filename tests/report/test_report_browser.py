@@ -10,6 +10,8 @@ from penstock.report import write_page
 
 from .pages import CONTRAST_BELOW_AA, Visit
 
+pytestmark = pytest.mark.torture(lane="J", sample=True)
+
 Records = list[dict[str, Any]]
 RunOf = Callable[[Records], Path]
 

@@ -254,7 +254,7 @@ def test_numbers_equal_git_show_and_diffs_apply(clone: Clone, everything: tuple[
     assert all(seen.values()), seen
 
 
-@pytest.mark.torture
+@pytest.mark.torture(lane="F")
 def test_numbers_equal_git_show_on_a_long_history(tmp_path: Path, temporary: Path):
     repository = write_history(tmp_path / "long.git", num_commits=5000)
     commits = commits_of(read_all(GitSource(name="long", place=str(repository)))[0])

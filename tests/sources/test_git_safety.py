@@ -24,6 +24,8 @@ from penstock.sources import DEFAULT_UNIT_BYTES, Document, GitSource, InputOptio
 from penstock.sources.git import repository as git_repository
 from penstock.sources.git.repository import is_safe_version, remove_dead_clones
 
+pytestmark = pytest.mark.torture(lane="F", sample=True)
+
 CLEAN = {
     "PATH": os.environ["PATH"],
     "GIT_CONFIG_NOSYSTEM": "1",

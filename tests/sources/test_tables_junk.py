@@ -19,6 +19,8 @@ from penstock.errors import InputError
 from penstock.sources import SkipTally, TableOptions, TablesSource, sources_from_inputs
 from penstock.sources.tables import streams
 
+pytestmark = pytest.mark.torture(lane="F", sample=True)
+
 
 def source_of(path: Path, *, max_document_bytes: int = 1 << 24, **options: Any) -> TablesSource:
     files = [(b"", str(path))]
@@ -406,7 +408,7 @@ def test_a_units_fingerprint_follows_its_file_and_strictness(tmp_path: Path):
     assert not set(prints()) & set(first)
 
 
-@pytest.mark.torture
+@pytest.mark.torture(lane="F")
 def test_a_line_of_a_gigabyte_costs_bounded_memory(tmp_path: Path):
     import subprocess
     import sys

@@ -17,6 +17,8 @@ from penstock.sources.records.sandbox import (
 )
 from penstock.sources.records.templates import TemplateVocabulary, row_renderer
 
+pytestmark = pytest.mark.torture(lane="G", sample=True)
+
 MESSAGES = [{"role": "user", "content": "question"}, {"role": "assistant", "content": "answer"}]
 
 

@@ -173,7 +173,7 @@ def test_very_long_words_equal_the_reference(family: str, tokenizer: Tokenizer):
     assert_equal(tokenizer, Oracle(tokenizer), cases.runs([100_000], ["a", " ", "aA", "汉"]))
 
 
-@pytest.mark.torture
+@pytest.mark.torture(lane="H")
 @every_family
 def test_a_million_texts_of_a_family_and_every_code_point(family: str, tokenizer: Tokenizer):
     started, oracle, number = time.perf_counter(), Oracle(tokenizer), 1000 + FAMILY_NUMBER[family]

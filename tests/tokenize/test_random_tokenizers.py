@@ -157,7 +157,7 @@ KINDS = {"bytes": random_byte_level, "SentencePiece": random_sentence_piece}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(1000, 6000), marks=pytest.mark.torture)])
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(1000, 6000), marks=pytest.mark.torture(lane="H"))])
 def test_random_tokenizers_give_the_ids_of_the_reference(kind: str, seeds: range):
     engines = assert_random_tokenizers_equal(KINDS[kind], seeds)
     assert engines["gigatoken"] > len(seeds) / 8, "a comparison of the reference with itself shows nothing"

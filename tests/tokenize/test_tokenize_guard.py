@@ -60,7 +60,7 @@ def test_the_tables_hold_what_the_engines_know_differently(splitter: str):
     assert sorted(map(hex, needless)) == [], "the engines agree on these; the guard need not hold them back"
 
 
-@pytest.mark.torture
+@pytest.mark.torture(lane="H")
 @pytest.mark.parametrize("splitter", SPLITTERS)
 def test_no_other_code_point_is_known_differently(splitter: str):
     witness = Witness(splitter)

@@ -31,6 +31,8 @@ from penstock.train.checkpoint import (
 
 from .conftest import events
 
+pytestmark = pytest.mark.torture(lane="E", sample=True)
+
 Seam = Callable[[Callable[[str, str], None] | None], None]
 
 

@@ -20,6 +20,8 @@ from penstock.train.randomness import restore_random_state, saved_random_state, 
 
 from .conftest import TINY_SETTINGS, Train, assert_same_tensors, events, losses, saved_tensors, tiny_config
 
+pytestmark = pytest.mark.torture(lane="E", sample=True)
+
 NUM_STEPS = 8
 
 
@@ -78,7 +80,11 @@ def start_child(store_path: Path, folder: Path, step: int, action: str) -> subpr
 
 
 @pytest.mark.parametrize(
-    "step", [6, *(pytest.param(step, marks=pytest.mark.torture) for step in range(1, NUM_STEPS + 1) if step != 6)]
+    "step",
+    [
+        6,
+        *(pytest.param(step, marks=pytest.mark.torture(lane="E")) for step in range(1, NUM_STEPS + 1) if step != 6),
+    ],
 )
 def test_killed_and_resumed_is_the_same_run(
     tmp_path: Path, store_path: Path, run_training: Train, whole_run: Path, step: int

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["page", "short_table", "terminal_table", "with_short_table"]
+__all__ = ["machine_line", "page", "short_table", "table_line", "terminal_table", "with_short_table"]
 
 START, END = "<!-- benchmarks:start -->", "<!-- benchmarks:end -->"
 
@@ -52,7 +52,7 @@ other machines better than rates do."""
 def terminal_table(result: Result) -> str:
     """Rows and ratios in columns."""
     rows = [(row["name"], _value(row), row["unit"], row["role"]) for row in result["results"]]
-    lines = [f"bench {result['benchmark']}: {_machine_line(result)}", ""]
+    lines = [f"bench {result['benchmark']}: {machine_line(result)}", ""]
     lines += _columns(rows)
     if result["ratios"]:
         lines += ["", *_columns([(each["name"], _ratio_value(each), _verdict(each)) for each in result["ratios"]])]
@@ -76,10 +76,10 @@ def short_table(results: Sequence[Result]) -> str:
         for each in result["ratios"]:
             if each["required"] is not None:
                 promised = f"{each['bound']} {each['required']:g}"
-                lines.append(_line(_comparison(each), _ratio_value(each), promised, _word(each)))
+                lines.append(table_line(_comparison(each), _ratio_value(each), promised, _word(each)))
     dates = sorted({result["created"][:10] for result in results})
     if dates:
-        lines += ["", f"{_machine_line(results[0])}; {', '.join(dates)}. All rows: docs/benchmarks.md."]
+        lines += ["", f"{machine_line(results[0])}; {', '.join(dates)}. All rows: docs/benchmarks.md."]
     return "\n".join(lines)
 
 
@@ -98,7 +98,7 @@ def _section(result: Result) -> list[str]:
     lines = [f"## {_TITLES.get(name, name)} (`bench {name}`)", "", _NOTES.get(name, ""), ""]
     lines += ["| | value | lowest to highest | unit | |", "|---|--:|--:|---|---|"]
     for row in result["results"]:
-        lines.append(_line(row["name"], _value(row), _spread(row), row["unit"], row["role"]))
+        lines.append(table_line(row["name"], _value(row), _spread(row), row["unit"], row["role"]))
     for row in result["results"]:
         if "phases" in row:
             phases = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in row["phases"].items())
@@ -107,18 +107,18 @@ def _section(result: Result) -> list[str]:
         lines += ["", "| ratio | value | promised | |", "|---|--:|--:|---|"]
         for each in result["ratios"]:
             promised = "-" if each["required"] is None else f"{each['bound']} {each['required']:g}"
-            lines.append(_line(f"{each['name']}: {_comparison(each)}", _ratio_value(each), promised, _word(each)))
+            lines.append(table_line(f"{each['name']}: {_comparison(each)}", _ratio_value(each), promised, _word(each)))
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     return [
         *lines,
         "",
-        f"{result['created'][:10]}, {_machine_line(result)}. `{result['command']}`",
+        f"{result['created'][:10]}, {machine_line(result)}. `{result['command']}`",
         f"Settings: {settings}.",
         f"Versions: {versions}.",
     ]
 
 
-def _line(*cells: str) -> str:
+def table_line(*cells: str) -> str:
     """A row of a Markdown table."""
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
@@ -161,7 +161,8 @@ def _word(each: Result) -> str:
     return {True: "reached", False: "NOT reached", None: ""}[each["met"]]
 
 
-def _machine_line(result: Result) -> str:
+def machine_line(result: Result) -> str:
+    """The machine of a result, in words."""
     machine = result["machine"]
     gpus = f", {', '.join(machine['gpus'])}" if machine.get("gpus") else ""
     return f"{machine['cpu']}, {machine['cores']} cores, {machine['memory']}, {machine['platform']}{gpus}"
