@@ -1,4 +1,4 @@
-"""The rules that keep unsuitable files out, each with the name it is counted under.
+"""The rules over paths: vendored folders, include and exclude patterns.
 
 `RULES_VERSION` goes into the store's options: a change of rules is a change of the digest.
 """
@@ -14,7 +14,7 @@ import pathspec
 
 from penstock.errors import InputError
 
-__all__ = ["RULES_VERSION", "PathRules", "content_problem", "language_of"]
+__all__ = ["RULES_VERSION", "VENDORED_FOLDERS", "PathRules"]
 
 RULES_VERSION = 1
 
@@ -22,43 +22,6 @@ VENDORED_FOLDERS = frozenset(
     b"node_modules bower_components jspm_packages vendor third_party third-party".split()
     + b"site-packages dist-packages __pycache__ Pods".split()
 )
-
-LANGUAGES = {
-    language: extensions.split()
-    for language, extensions in {
-        "c": "c h", "c++": "cc cpp cxx hh hpp hxx", "c#": "cs", "css": "css scss less", "go": "go", "html": "html htm",
-        "java": "java", "javascript": "js jsx mjs cjs", "json": "json", "kotlin": "kt kts", "lua": "lua",
-        "markdown": "md markdown", "perl": "pl pm", "php": "php", "python": "py pyi pyx", "r": "r",
-        "restructuredtext": "rst", "ruby": "rb", "rust": "rs", "scala": "scala", "shell": "sh bash zsh", "sql": "sql",
-        "swift": "swift",
-        "text": "txt", "toml": "toml", "typescript": "ts tsx", "xml": "xml", "yaml": "yaml yml",
-    }.items()
-}  # fmt: skip
-_LANGUAGE_BY_EXTENSION = {
-    extension.encode(): language for language, extensions in LANGUAGES.items() for extension in extensions
-}
-
-
-def language_of(path: bytes) -> str:
-    """The language by file ending, or the empty string."""
-    # An ending with a slash in it, of a dot in a folder's name, is in no table.
-    _, dot, ending = path.rpartition(b".")
-    return _LANGUAGE_BY_EXTENSION.get(ending.lower(), "") if dot else ""
-
-
-def content_problem(data: bytes) -> str | None:
-    """The reason for which this content isn't text, or None. Costs one pass at memory speed for ASCII."""
-    if not data:
-        return "empty"
-    if b"\0" in data:
-        return "binary"
-    if data.isascii():
-        return None
-    try:
-        data.decode("utf-8")
-    except UnicodeDecodeError:
-        return "not-utf8"
-    return None
 
 
 def _matcher(option: str, lines: Sequence[str]) -> Callable[[str], Any] | None:

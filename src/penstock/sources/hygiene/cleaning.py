@@ -1,0 +1,137 @@
+"""The step between reading and encoding that leaves documents out or mends them.
+
+In: the documents of a unit as a source read them. Out: those that stay, the very same objects where nothing had to be
+done. What goes is counted:
+
+    too-short · generated · minified · secret (where secrets mean that the document is dropped)
+
+A redacted document has a marker such as `[redacted github-token]` in the place of each secret, is no longer exact, and
+its facts count the secrets by kind; nothing derived from a secret is kept. A file that names its licence
+(`SPDX-License-Identifier:`) has it in its facts. Cleaning what was cleaned changes nothing.
+
+Costs about 1 ns per byte of clean code, a few µs per document; memory is that of the documents that change.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from penstock.errors import ConfigError, nearest_first
+from penstock.hashing import canonical_json
+from penstock.sources.document import Document, Part, PartKind
+from penstock.sources.hygiene.content import CONTENT_RULES_VERSION, head_of, is_generated_name, is_minified
+from penstock.sources.hygiene.languages import CODE_LANGUAGES
+from penstock.sources.hygiene.secrets import SECRET_RULES_VERSION, redacted
+from penstock.sources.source import UnitText
+
+__all__ = ["Cleaning", "CleaningOptions"]
+
+SECRETS = ("redact", "drop", "keep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleaningOptions:
+    """What becomes of documents that were read.
+
+    Attributes:
+        secrets: redact, drop or keep; None redacts in files and git and keeps in tables and data sets.
+        minified: whether minified code is kept.
+        generated: whether generated code is kept.
+        min_bytes: shorter documents are left out.
+    """
+
+    secrets: str | None = None
+    minified: bool = False
+    generated: bool = False
+    min_bytes: int = 0
+
+
+class Cleaning:
+    """Applies the rules over content to what a source read.
+
+    Args:
+        options: which rules, and what they do.
+        is_code: whether the source is files or git; the rules about code are for these.
+    """
+
+    def __init__(self, options: CleaningOptions, *, is_code: bool) -> None:
+        self._secrets = options.secrets if options.secrets is not None else ("redact" if is_code else "keep")
+        if self._secrets not in SECRETS:
+            raise ConfigError(
+                f"--secrets {self._secrets!r} is none of {', '.join(SECRETS)}",
+                hint=f"choose one of {nearest_first(self._secrets, SECRETS)}",
+            )
+        self._min_bytes = options.min_bytes
+        self._is_code = is_code
+        self._drops_minified = is_code and not options.minified
+        self._drops_generated = is_code and not options.generated
+
+    def options(self) -> dict[str, Any]:
+        """The settings in effect, with the versions of the rules that they switch on; part of the store digest."""
+        effective: dict[str, Any] = {"secrets": self._secrets, "min_bytes": self._min_bytes}
+        if self._secrets != "keep":
+            effective["secret_rules"] = SECRET_RULES_VERSION
+        if self._is_code:
+            effective["minified"] = not self._drops_minified
+            effective["generated"] = not self._drops_generated
+            effective["content_rules"] = CONTENT_RULES_VERSION
+        return effective
+
+    def clean(self, text: UnitText) -> UnitText:
+        """What is left of a unit; the tally that came in goes on counting."""
+        kept: list[Document] = []
+        for document in text.documents:
+            reason = self._problem(document)
+            if reason is None and self._secrets != "keep":
+                found: dict[str, int] = {}
+                parts = _redacted_parts(document.parts, found)
+                if found and self._secrets == "drop":
+                    reason = "secret"
+                elif found:
+                    facts = _with_facts(document.facts, {"secrets": found})
+                    document = replace(document, parts=parts, facts=facts, exact=False, text_hash=b"")
+            if reason is None:
+                kept.append(document)
+            else:
+                text.skips.add(reason, document.key)
+        return UnitText(documents=kept, skips=text.skips)
+
+    def _problem(self, document: Document) -> str | None:
+        """The reason to leave a document out for what it is; notes the licence of one that stays."""
+        if self._min_bytes and document.num_bytes < self._min_bytes:
+            return "too-short"
+        # A commit, or whatever else was rendered, is no file: what its text says isn't said about it.
+        if not self._is_code or not document.exact or len(document.parts) != 1:
+            return None
+        data = document.parts[0].data
+        name = document.path.rpartition(b"/")[2].lower()
+        is_code = document.language in CODE_LANGUAGES
+        head = head_of(data)
+        if self._drops_generated and (is_generated_name(name) or (is_code and head.is_generated)):
+            return "generated"
+        if self._drops_minified and is_code and is_minified(name, data):
+            return "minified"
+        if head.licence:
+            document.facts = _with_facts(document.facts, {"licence": head.licence})
+        return None
+
+
+def _redacted_parts(parts: tuple[Part, ...], found: dict[str, int]) -> tuple[Part, ...]:
+    """The parts with markers in the place of secrets, which are counted by kind; the same object if there are none."""
+    changed: list[Part] | None = None
+    for number, part in enumerate(parts):
+        if part.kind is not PartKind.TEXT:
+            continue
+        data = redacted(part.data, found)
+        if data is not part.data:
+            changed = changed if changed is not None else list(parts)
+            changed[number] = replace(part, data=data)
+    return parts if changed is None else tuple(changed)
+
+
+def _with_facts(facts: str, more: Mapping[str, Any]) -> str:
+    """A JSON object as text with members added."""
+    return canonical_json({**json.loads(facts), **more} if facts else more).decode()
