@@ -2,7 +2,7 @@
 
 Token numbers count the kept documents in canonical order, of one split or of all. For byte-level vocabularies a token's
 bytes are the file's bytes (`exact`); otherwise, and where the document was unescaped or rendered, its whole range is
-given with `exact: false`.
+given with `exact: false`. So is a document of a vocabulary that doesn't keep bytes: its tokens aren't those bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from penstock.errors import StoreError
+from penstock.errors import DamagedStoreError, StoreError
 from penstock.sources import printable
 from penstock.store.layout import REASONS
 from penstock.store.reader import Store
@@ -25,7 +25,7 @@ __all__ = ["DocumentOrigin", "document_origin", "document_text", "summary", "tok
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOrigin:
-    """Where a document came from and where it is."""
+    """Where a document came from and where it is; `exact` where its tokens are those bytes of the file."""
 
     document: int
     key: str
@@ -72,13 +72,26 @@ def document_origin(store: Store, document: int) -> DocumentOrigin:
         file=_file(source["location"], row["path"]),
         byte_start=row["byte_start"],
         byte_end=row["byte_end"],
-        exact=bool(row["exact"]),
+        exact=bool(row["exact"]) and store.manifest.tokenizer.get("byte_exact") is True,
         text_bytes=row["text_bytes"],
         language=row["language"],
-        facts=json.loads(row["facts"] or "{}"),
+        facts=_facts(store, document, row["facts"]),
         split=store.manifest.splits[int(store.arrays["split"][document])],
         status=REASONS[int(store.arrays["reason"][document])],
         tokens=int(store.arrays["length"][document]),
+    )
+
+
+def _facts(store: Store, document: int, text: str) -> dict[str, Any]:
+    try:
+        facts = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        facts = None
+    if isinstance(facts, dict):
+        return facts
+    raise DamagedStoreError(
+        f"{store.path} is damaged: the facts of document {document} are no JSON object",
+        hint="prepare the data again, or open an older version: STORE@N",
     )
 
 
@@ -123,7 +136,7 @@ def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[
 
 
 def _byte_range(tokenizer: Tokenizer, tokens: Any, within: int, origin: DocumentOrigin) -> tuple[int, int, bool]:
-    if not (tokenizer.spec.keeps_bytes and origin.exact):
+    if not origin.exact:
         return origin.byte_start, origin.byte_end, False
     lengths = tokenizer.token_byte_lengths()[tokens].astype(np.int64)
     start = origin.byte_start + int(lengths[:within].sum())
