@@ -1,0 +1,140 @@
+"""`log`, `diff`: the versions of a store."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from penstock.cli.output import note, one_line, print_facts, print_json, print_table
+
+if TYPE_CHECKING:
+    from penstock.store.versions import Change, ChangedDocument, VersionDiff, VersionEntry
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+SHORT_DIGEST = 12
+
+
+def log(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    json_output: Json = False,
+) -> None:
+    """List the versions of a store, newest first: size, what changed since the one before, which options.
+
+    \b
+    Example:
+      penstock log store
+    """
+    from penstock.store.versions import log_versions
+
+    entries = log_versions(store)
+    if json_output:
+        print_json({"store": str(store), "versions": [asdict(entry) for entry in entries]})
+        return
+    print_table(
+        [_line(entry) for entry in entries],
+        header=("version", "created", "documents", "added", "removed", "changed", "tokens", "digest"),
+    )
+    for entry in entries:
+        if entry.tokenizer is not None and entry is entries[-1]:
+            print(one_line(f"version {entry.version}: tokenizer is {entry.tokenizer}"))
+        for difference in entry.differences:
+            print(one_line(f"version {entry.version}: {difference}"))
+        if entry.problem is not None:
+            print(one_line(f"version {entry.version}: damaged: {entry.problem}"))
+
+
+def _line(entry: VersionEntry) -> tuple[str, ...]:
+    def number(value: int | None, sign: str = "") -> str:
+        return "-" if value is None else f"{sign if value else ''}{value:,}"
+
+    return (
+        str(entry.version),
+        one_line(entry.created or "damaged"),
+        number(entry.documents),
+        number(entry.added, "+"),
+        number(entry.removed, "-"),
+        number(entry.changed),
+        number(entry.tokens),
+        one_line((entry.digest or "-")[:SHORT_DIGEST]),
+    )
+
+
+def diff(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    before: Annotated[int, typer.Argument(metavar="A", help="A version.")],
+    after: Annotated[int, typer.Argument(metavar="B", help="Another version.")],
+    most: Annotated[int, typer.Option(help="Documents of each kind to name.", min=0)] = 20,
+    json_output: Json = False,
+) -> None:
+    """Show what became of the documents of version A in version B: added, removed, changed, moved.
+
+    \b
+    Example:
+      penstock diff store 3 4
+    """
+    from penstock.store.versions import diff_versions
+
+    found = diff_versions(store, before, after, most=most)
+    if json_output:
+        print_json(asdict(found))
+    else:
+        _print_diff(found)
+
+
+def _print_diff(found: VersionDiff) -> None:
+    print_facts(
+        {
+            f"version {found.before}": f"{found.documents_before:,} documents, {found.tokens_before:,} tokens, "
+            f"digest {found.digest_before[:SHORT_DIGEST]}",
+            f"version {found.after}": f"{found.documents_after:,} documents, {found.tokens_after:,} tokens, "
+            f"digest {found.digest_after[:SHORT_DIGEST]}",
+        }
+    )
+    for difference in found.differences:
+        print(one_line(difference))
+    changes = {name: getattr(found, name) for name in ("added", "removed", "changed", "moved", "split_changed")}
+    rows = [
+        (name.replace("_", " "), f"{change.documents:,}", f"{change.tokens_before:,}", f"{change.tokens_after:,}")
+        for name, change in changes.items()
+    ]
+    print_table(
+        [*rows, ("unchanged", f"{found.unchanged:,}", "", "")],
+        header=("", "documents", f"tokens in {found.before}", f"tokens in {found.after}"),
+    )
+    for name, change in changes.items():
+        _print_change(name.replace("_", " "), change)
+    if found.split_changed.documents and not found.differences:
+        note("warning: documents changed split though no option did; `penstock verify` checks the store's promises")
+
+
+def _print_change(name: str, change: Change) -> None:
+    if not change.documents:
+        return
+    kinds = ", ".join(f"{count:,} {kind}" for kind, count in change.kinds.items())
+    print()
+    print(one_line(f"-- {name}: {kinds}"))
+    for document in change.shown:
+        print(one_line(f"  {document.key}  ({_what(document)})"))
+    if len(change.shown) < change.documents:
+        print(f"  and {change.documents - len(change.shown):,} more")
+
+
+def _what(document: ChangedDocument) -> str:
+    """Split, status and tokens, each once where both versions agree."""
+
+    def both(before: object, after: object) -> str:
+        known = [str(value) for value in (before, after) if value is not None]
+        return known[0] if len(set(known)) == 1 else " to ".join(known)
+
+    tokens = both(document.tokens_before, document.tokens_after)
+    return ", ".join(
+        [
+            both(document.split_before, document.split_after),
+            both(document.status_before, document.status_after),
+            f"{tokens} tokens",
+        ]
+    )
