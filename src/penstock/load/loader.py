@@ -12,20 +12,21 @@ import contextlib
 import queue
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from penstock.errors import ConfigError, ResumeError
-from penstock.hashing import digest_of
-from penstock.load.gather import Allocate, Batch, Gatherer, StretchBuffer
-from penstock.load.order import rows_at
+from penstock.errors import ConfigError
+from penstock.load.filling import Filler
+from penstock.load.gather import Allocate, Batch, StretchBuffer
+from penstock.load.order import Order
+from penstock.load.state import position_in, saved_state
+from penstock.load.transforms import Transform
 from penstock.pack import Plan
 
 __all__ = ["Loader"]
 
-STATE_FORMAT = 1
 # Tokens filled at once where nothing else is asked: enough to spread the cost per call, little enough for the caches.
 STRETCH_TOKENS = 2**20
 MOST_BATCHES_IN_A_STRETCH = 64
@@ -37,8 +38,10 @@ class Loader:
     Args:
         plan: the rows.
         batch_rows: rows per global batch, over all ranks.
-        seed: of the order.
+        seed: of the order and the transforms.
         shuffle: False for the plan's own order.
+        order: another order, in place of `shuffle`; see `penstock.load.order`.
+        transforms: applied to each batch as it is filled; see `penstock.load.transforms`.
         rank: which share of each global batch this loader gives.
         world_size: number of shares; must divide `batch_rows`.
         prefetch_batches: batches filled ahead by a thread, in two stretches; None for two stretches of about a million
@@ -53,6 +56,8 @@ class Loader:
         batch_rows: int,
         seed: int = 0,
         shuffle: bool = True,
+        order: Order | None = None,
+        transforms: Sequence[Transform] = (),
         rank: int = 0,
         world_size: int = 1,
         prefetch_batches: int | None = None,
@@ -70,10 +75,9 @@ class Loader:
         self.plan = plan
         self.batch_rows = batch_rows
         self.position = 0
-        self._seed = seed
-        self._shuffle = shuffle
+        self._stream = Filler(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
         share = slice(rank * (batch_rows // world_size), (rank + 1) * (batch_rows // world_size))
-        self._filler = _Filler(plan, batch_rows=batch_rows, share=share, seed=seed, shuffle=shuffle)
+        self._filler = _Batches(self._stream, batch_rows=batch_rows, share=share)
         stretch = self._filler.stretch_batches(prefetch_batches)
         num_buffers = 1 if prefetch_batches == 0 else 2
         self._buffers = [self._filler.new_buffer(stretch, allocate) for _ in range(num_buffers)]
@@ -84,27 +88,19 @@ class Loader:
     @property
     def identity(self) -> dict[str, Any]:
         """What a position of this loader is a position in."""
-        return {**self.plan.identity, "seed": self._seed, "shuffle": self._shuffle}
+        return self._stream.identity
 
     def state_dict(self) -> dict[str, Any]:
         """The position after the batches given out so far; those filled ahead don't count."""
-        return {"format": STATE_FORMAT, "position": self.position, "identity": self.identity}
+        return saved_state(self.position, self.identity)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position.
 
         Raises:
-            ResumeError: the state belongs to another store, plan or order; both sides are shown.
+            ResumeError: the state belongs to another store, plan, order or transform; both sides are shown.
         """
-        position, saved = _checked_state(state)
-        own = self.identity
-        if saved != own:
-            differing = [name for name in {**own, **saved} if saved.get(name) != own.get(name)]
-            shown = "; ".join(f"{name}: saved {saved.get(name)!r}, here {own.get(name)!r}" for name in differing)
-            raise ResumeError(
-                f"the state {digest_of(saved)[:12]} doesn't fit this loader {digest_of(own)[:12]}: {shown}",
-                hint="open the same store version with the same row length, split and seed, or start afresh",
-            )
+        position = position_in(state, self.identity)
         self._stop()
         self.position = position
 
@@ -150,29 +146,12 @@ class Loader:
         self.close()
 
 
-def _checked_state(state: Any) -> tuple[int, dict[str, Any]]:
-    """Position and identity of a saved state; a checkpoint is input, so its shape is looked at first."""
-    fields = state if isinstance(state, dict) else {}
-    position, identity = fields.get("position"), fields.get("identity")
-    if (
-        fields.get("format") != STATE_FORMAT
-        or not isinstance(identity, dict)
-        or not isinstance(position, int)
-        or isinstance(position, bool)
-        or position < 0
-    ):
-        raise ResumeError("this isn't the saved state of a loader", hint="pass what `state_dict()` returned")
-    return position, identity
+class _Batches:
+    """This rank's batches at a position. Used by one thread at a time."""
 
-
-class _Filler:
-    """Batches at a position: order, share and gathering in one place. Used by one thread at a time."""
-
-    def __init__(self, plan: Plan, *, batch_rows: int, share: slice, seed: int, shuffle: bool) -> None:
-        self._plan = plan
-        self._gatherer = Gatherer(plan)
+    def __init__(self, filler: Filler, *, batch_rows: int, share: slice) -> None:
+        self._filler = filler
         self._share = share
-        self._seed, self._shuffle = seed, shuffle
         self.batch_rows = batch_rows
         self.own_rows: int = share.stop - share.start
 
@@ -180,12 +159,12 @@ class _Filler:
         """Batches per stretch: half of what is to be filled ahead, or by rule."""
         if prefetch_batches:
             return -(-prefetch_batches // 2)
-        fitting = STRETCH_TOKENS // (self.own_rows * self._plan.seq_len)
+        fitting = STRETCH_TOKENS // (self.own_rows * self._filler.plan.seq_len)
         return min(max(fitting, 1), MOST_BATCHES_IN_A_STRETCH)
 
     def new_buffer(self, num_batches: int, allocate: Allocate) -> StretchBuffer:
         """Memory for a stretch."""
-        return self._gatherer.new_buffer(num_batches=num_batches, batch_rows=self.own_rows, allocate=allocate)
+        return self._filler.new_buffer(num_batches=num_batches, batch_rows=self.own_rows, allocate=allocate)
 
     def fill(self, position: int, count: int, buffer: StretchBuffer) -> tuple[list[Batch], BaseException | None]:
         """Up to `count` batches from a position on; fewer, and the error, where one can't be filled."""
@@ -204,13 +183,11 @@ class _Filler:
         return self._filled(position, count, buffer), None
 
     def _filled(self, position: int, count: int, buffer: StretchBuffer) -> list[Batch]:
-        rows = rows_at(
-            position, count * self.batch_rows, num_rows=self._plan.num_rows, seed=self._seed, shuffle=self._shuffle
+        rows, passes = (
+            values.reshape(count, self.batch_rows)[:, self._share]
+            for values in self._filler.at(position, count * self.batch_rows)
         )
-        own = rows.reshape(count, self.batch_rows)[:, self._share]
-        self._gatherer.fill(own, buffer)
-        parts = zip(buffer.tokens[:count], buffer.loss_mask[:count], buffer.cu_seqlens[:count], own, strict=True)
-        return [Batch(*arrays, position + number * self.batch_rows) for number, arrays in enumerate(parts)]
+        return self._filler.fill(rows, passes, buffer, position=position, step=self.batch_rows)
 
 
 def _longer(stretch: int, buffer: StretchBuffer) -> int:
@@ -225,7 +202,7 @@ class _Producer:
     switches, some 50 µs, more than filling a batch; a stretch shares one.
     """
 
-    def __init__(self, filler: _Filler, buffers: list[StretchBuffer], position: int) -> None:
+    def __init__(self, filler: _Batches, buffers: list[StretchBuffer], position: int) -> None:
         self._free: queue.SimpleQueue[StretchBuffer | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[tuple[list[Batch], StretchBuffer] | BaseException] = queue.SimpleQueue()
         for buffer in buffers:
@@ -267,7 +244,7 @@ class _Producer:
 
 
 def _produce(
-    filler: _Filler,
+    filler: _Batches,
     position: int,
     free: queue.SimpleQueue[StretchBuffer | None],
     ready: queue.SimpleQueue[tuple[list[Batch], StretchBuffer] | BaseException],

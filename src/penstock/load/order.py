@@ -1,20 +1,42 @@
-"""Which row stands at which position: a pure function, computed, never stored.
+"""Which row stands at which position: a pure function of seed and position.
 
 Position p lies in pass p // N, at place p % N; the row is a keyed permutation of the place. The permutation is a
 Feistel network on the smallest even or odd number of bits that holds N, walked until it lands below N (fewer than two
 steps on average). It costs about 0.1 µs per row in blocks of thousands, needs no memory, and row p of a pass of 10^12
 rows is as cheap as the first.
+
+`Shuffled` and `Sequential` are computed and store nothing. `GroupedByLength` and `Curriculum` keep one number per row.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any, Protocol
+
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["permuted", "rows_at"]
+from penstock.errors import ConfigError, nearest_first
+from penstock.hashing import strong_hash
+
+__all__ = [
+    "Curriculum",
+    "GroupedByLength",
+    "Order",
+    "Sequential",
+    "Shuffled",
+    "mixed_words",
+    "order_named",
+    "permuted",
+    "rows_at",
+    "shuffle_quality",
+]
 
 ROUNDS = 6
+ORDER_NAMES = ("sequential", "shuffle", "group_by_length", "curriculum")
+MOST_GROUPS_REMEMBERED = 8
 
+Rows = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 # Multipliers of the SplitMix64 finaliser (Steele, Lea, Flood 2014), whose mixing is well studied.
@@ -24,7 +46,8 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MASK_64 = 2**64 - 1
 
 
-def _mixed(words: Words) -> Words:
+def mixed_words(words: Words) -> Words:
+    """Each word well mixed: the finaliser of SplitMix64."""
     words = (words ^ (words >> np.uint64(30))) * _MIX_1
     words = (words ^ (words >> np.uint64(27))) * _MIX_2
     return words ^ (words >> np.uint64(31))
@@ -32,9 +55,9 @@ def _mixed(words: Words) -> Words:
 
 def _round_keys(seed: int, passes: npt.NDArray[np.int64]) -> Words:
     """[ROUNDS, passes] keys, from seed and pass; the seed is a Python integer, so that any size of it is taken."""
-    start = _mixed(np.array([(seed * _GOLDEN + 1) & _MASK_64], np.uint64)) ^ passes.astype(np.uint64)
+    start = mixed_words(np.array([(seed * _GOLDEN + 1) & _MASK_64], np.uint64)) ^ passes.astype(np.uint64)
     steps = np.arange(1, ROUNDS + 1, dtype=np.uint64) * np.uint64(_GOLDEN)
-    return _mixed(_mixed(start) + steps[:, None])
+    return mixed_words(mixed_words(start) + steps[:, None])
 
 
 def permuted(places: npt.ArrayLike, *, size: int, seed: int, pass_number: int) -> npt.NDArray[np.int64]:
@@ -62,8 +85,8 @@ def _feistel(values: Words, bits: int, keys: Words) -> Words:
     low_mask, high_mask = np.uint64(2**low_bits - 1), np.uint64(2**high_bits - 1)
     high, low = values >> np.uint64(low_bits), values & low_mask
     for number in range(0, ROUNDS, 2):
-        high = high ^ (_mixed(low + keys[number]) & high_mask)
-        low = low ^ (_mixed(high + keys[number + 1]) & low_mask)
+        high = high ^ (mixed_words(low + keys[number]) & high_mask)
+        low = low ^ (mixed_words(high + keys[number + 1]) & low_mask)
     return (high << np.uint64(low_bits)) | low
 
 
@@ -76,3 +99,209 @@ def rows_at(start: int, count: int, *, num_rows: int, seed: int, shuffle: bool) 
     keys = _round_keys(seed, start // num_rows + np.arange(int(passes[-1]) + 1 if count else 0))
     # A block of a small plan holds thousands of passes: one call for all of them, not one for each.
     return _walked((places % num_rows).astype(np.uint64), keys[:, passes] if keys.shape[1] > 1 else keys, size=num_rows)
+
+
+class Order(Protocol):
+    """Which row stands at which position: each row once per pass. Pure: the same answer to the same question."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows per pass."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the answers; part of every saved position."""
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """The rows at positions start .. start + count, which may straddle passes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sequential:
+    """The plan's own order, again and again."""
+
+    num_rows: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {"name": "sequential"}
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """See `Order`."""
+        return rows_at(start, count, num_rows=self.num_rows, seed=0, shuffle=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shuffled:
+    """Another keyed permutation each pass."""
+
+    num_rows: int
+    seed: int
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {"name": "shuffle", "seed": self.seed}
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """See `Order`."""
+        return rows_at(start, count, num_rows=self.num_rows, seed=self.seed, shuffle=True)
+
+
+class GroupedByLength:
+    """Rows of like length stand together, in another arrangement each pass.
+
+    The shuffled pass is cut into groups of `group_rows` (some tens of batches), each sorted by length, longest first:
+    batches waste little on padding, and neighbours still come from all over the store. A group is worked out when it is
+    met (its sort costs about 0.1 µs a row) and the last few are remembered.
+    """
+
+    def __init__(self, lengths: npt.ArrayLike, *, seed: int, group_rows: int = 2048) -> None:
+        self._lengths = _rank_array(lengths, "lengths")
+        if group_rows < 1:
+            raise ConfigError(f"a group of {group_rows} rows is impossible", hint="choose some tens of batches")
+        self.seed, self.group_rows = seed, group_rows
+        self._digest = digest_of_ranks(self._lengths)
+        self._groups: dict[tuple[int, int], Rows] = {}
+
+    @property
+    def num_rows(self) -> int:
+        """See `Order`."""
+        return len(self._lengths)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {
+            "name": "group_by_length",
+            "seed": self.seed,
+            "group_rows": self.group_rows,
+            "lengths": self._digest,
+        }
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """See `Order`."""
+        parts, position, end = [np.empty(0, np.int64)], start, start + count
+        while position < end:
+            pass_number, place = divmod(position, self.num_rows)
+            group, offset = divmod(place, self.group_rows)
+            rows = self._group(pass_number, group)[offset : offset + end - position]
+            parts.append(rows)
+            position += len(rows)
+        return np.concatenate(parts)
+
+    def _group(self, pass_number: int, group: int) -> Rows:
+        found = self._groups.get((pass_number, group))
+        if found is None:
+            first = group * self.group_rows
+            places = np.arange(first, min(first + self.group_rows, self.num_rows))
+            rows = permuted(places, size=self.num_rows, seed=self.seed, pass_number=pass_number)
+            found = rows[np.argsort(-self._lengths[rows], kind="stable")]
+            if len(self._groups) >= MOST_GROUPS_REMEMBERED:
+                self._groups = {}
+            self._groups[pass_number, group] = found
+        return found
+
+
+class Curriculum:
+    """Lowest rank first, every pass; rows of equal rank in an order drawn by the seed. 8 bytes of memory per row."""
+
+    def __init__(self, ranks: npt.ArrayLike, *, seed: int) -> None:
+        checked = _rank_array(ranks, "ranks")
+        self.seed = seed
+        self._digest = digest_of_ranks(checked)
+        drawn = permuted(np.arange(len(checked)), size=len(checked), seed=seed, pass_number=0)
+        self._order: Rows = np.lexsort((drawn, checked))
+
+    @property
+    def num_rows(self) -> int:
+        """See `Order`."""
+        return len(self._order)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Order`."""
+        return {"name": "curriculum", "seed": self.seed, "ranks": self._digest}
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """See `Order`."""
+        places = np.arange(start % self.num_rows, start % self.num_rows + count)
+        return self._order[places % self.num_rows]
+
+
+def _rank_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:
+    """One finite number per row, integers as int64 and others as float64."""
+    array = np.asarray(values)
+    if array.ndim != 1 or not len(array) or array.dtype.kind not in "biuf":
+        raise ConfigError(
+            f"{what} of shape {array.shape} and type {array.dtype} can't order rows",
+            hint="give one number for each row of the plan",
+        )
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        raise ConfigError(
+            f"{what} hold {int((~np.isfinite(array)).sum())} values that are no finite number",
+            hint="give one finite number for each row of the plan",
+        )
+    return array.astype(np.float64 if array.dtype.kind == "f" else np.int64)
+
+
+def digest_of_ranks(ranks: npt.NDArray[Any]) -> str:
+    """A hash of the numbers and their type, the same on every machine."""
+    little = np.ascontiguousarray(ranks, ranks.dtype.newbyteorder("<"))
+    return strong_hash(little.view(np.uint8).data, purpose=f"penstock order {little.dtype.str}").hex()
+
+
+def order_named(
+    name: str,
+    *,
+    num_rows: int,
+    seed: int,
+    lengths: npt.ArrayLike | None = None,
+    ranks: npt.ArrayLike | None = None,
+    group_rows: int = 2048,
+) -> Order:
+    """The order of that name: sequential, shuffle, group_by_length (needs `lengths`) or curriculum (needs `ranks`).
+
+    Raises:
+        ConfigError: there is no such order, or what it needs is missing or not one number per row.
+    """
+    if name not in ORDER_NAMES:
+        raise ConfigError(f"there is no order {name!r}", hint=f"orders: {nearest_first(name, ORDER_NAMES)}")
+    if name == "sequential":
+        return Sequential(num_rows=num_rows)
+    if name == "shuffle":
+        return Shuffled(num_rows=num_rows, seed=seed)
+    given, argument = (lengths, "lengths") if name == "group_by_length" else (ranks, "ranks")
+    if given is None:
+        raise ConfigError(f"the order {name!r} needs {argument}", hint="give one number for each row of the plan")
+    made: Order
+    if name == "group_by_length":
+        made = GroupedByLength(given, seed=seed, group_rows=group_rows)
+    else:
+        made = Curriculum(given, seed=seed)
+    if made.num_rows != num_rows:
+        raise ConfigError(
+            f"{made.num_rows} {argument} for {num_rows} rows", hint="give one number for each row of the plan"
+        )
+    return made
+
+
+def shuffle_quality(order: Order, *, batch_rows: int, pass_number: int = 0) -> dict[str, float]:
+    """How far neighbours in the store end up apart, over one pass of an order; holds two numbers per row in memory.
+
+    Returns:
+        mean_distance: places between rows r and r + 1, as a share of the pass (1/3 where the order is random, 1/N where
+            it is the store's own); in_one_batch: share of neighbours that share a batch of `batch_rows`;
+        in_one_batch_if_random: what that share is in a random order.
+    """
+    size = order.num_rows
+    if size < 2:
+        return {"mean_distance": 0.0, "in_one_batch": 0.0, "in_one_batch_if_random": 0.0}
+    places = np.empty(size, np.int64)
+    places[order.rows_at(pass_number * size, size)] = np.arange(size)
+    return {
+        "mean_distance": float(np.abs(np.diff(places)).mean() / size),
+        "in_one_batch": float((places[1:] // batch_rows == places[:-1] // batch_rows).mean()),
+        "in_one_batch_if_random": min(1.0, (min(batch_rows, size) - 1) / (size - 1)),
+    }

@@ -1,7 +1,10 @@
 """Batches as PyTorch tensors on a device.
 
 Tokens travel in store width from pinned memory, without blocking, and are widened where they arrive; labels, document
-numbers are made there, when asked for. On a CPU the same code is a plain copy.
+numbers and positions are made there, when asked for. On a CPU the same code is a plain copy.
+
+Two ways in: `TorchLoader` (threads, no processes: the fast one) and the data sets of `torch_datasets` for whatever
+wants a DataLoader.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, MissingExtraError
+from penstock.load.fields import IGNORED_LABEL
 from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
+from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
 from penstock.pack import Plan
 
 try:
@@ -24,9 +29,15 @@ try:
 except ImportError as error:
     raise MissingExtraError("torch", extra="torch", wanted_for="the PyTorch loader") from error
 
-__all__ = ["IGNORED_LABEL", "TorchBatch", "TorchLoader", "sequential_batches"]
-
-IGNORED_LABEL = -100
+__all__ = [
+    "IGNORED_LABEL",
+    "RowDataset",
+    "RowSampler",
+    "RowStream",
+    "TorchBatch",
+    "TorchLoader",
+    "sequential_batches",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +88,20 @@ class TorchBatch:
         positions = torch.arange(begin, begin + self.loss_mask.numel(), dtype=torch.int32, device=self.tokens.device)
         return torch.bucketize(positions, self.cu_seqlens, right=True, out_int32=True).view(shape)
 
+    @cached_property
+    def position_ids(self) -> torch.Tensor:
+        """[B, T] int64, counted from the begin of each document, or of its part in the row."""
+        shape, device = self.loss_mask.shape, self.tokens.device
+        begin, size = self.first_row * shape[1], self.loss_mask.numel()
+        if device.type == "cpu":
+            borders = self.cu_seqlens.numpy().astype(np.int64) - begin
+            inside = borders[(borders >= 0) & (borders < size)]  # a row begins with a border, so none lies before
+            latest = np.repeat(inside, np.diff(inside, append=size))
+            return torch.from_numpy(np.arange(size) - latest).view(shape)
+        places = torch.arange(begin, begin + size, dtype=torch.int32, device=device)
+        latest_border = self.cu_seqlens[torch.bucketize(places, self.cu_seqlens, right=True) - 1]
+        return (places - latest_border).long().view(shape)
+
     @property
     def num_targets(self) -> int:
         """Labels that count."""
@@ -105,7 +130,7 @@ class TorchLoader:
         plan: the rows.
         batch_rows: rows per global batch, over all ranks.
         device: where batches go.
-        loader_options: seed, shuffle, rank, world_size, prefetch_batches; see `Loader`.
+        loader_options: seed, shuffle, order, transforms, rank, world_size, prefetch_batches; see `Loader`.
     """
 
     def __init__(
