@@ -1,9 +1,9 @@
 """Rows of a plan to batches, as they go on the wire: tokens in store width, loss mask, document borders.
 
-A stretch of batches is filled at once, because numpy costs a microsecond per call however little it is asked: per
-stretch there is one copy per segment, straight out of its map, and a handful of calls for mask and borders. The copies
-run without the GIL. Blocks of tokens are checked on first touch. A batch of 32 x 1024 takes about 30 µs, which is what
-memory takes to read 32 places at random.
+A stretch of batches is filled at once, because numpy costs a microsecond per call however little it is asked. Tokens
+that lie together are copied together (copying.py), straight out of the segments' maps; mask and borders take a handful
+of calls over the spans of all rows, whatever the plan's policy. Blocks of tokens are checked on first touch. A batch of
+32 x 1024 takes about 30 µs, which is what memory takes to read 32 places at random.
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.pack import Plan
+from penstock.errors import ConfigError
+from penstock.load.copying import TokenCopier
+from penstock.load.loss import LossRuns
+from penstock.pack import Plan, Spans
 
 __all__ = ["Allocate", "Batch", "Gatherer", "StretchBuffer"]
 
 Integers = npt.NDArray[np.int64]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+LARGEST_BATCH = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -63,18 +67,22 @@ class Gatherer:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._store = plan.store
-        self._pad_id = plan.store.manifest.tokenizer["end_id"]
-        self._windows: dict[int, npt.NDArray[Any]] = {}
-        loss_documents = plan.store.arrays["loss_documents"].astype(np.int64)
-        with_runs = np.isin(plan.documents, loss_documents)
-        # Per document of the plan its number in `loss_documents`, or -1; searched once, not for each row.
-        self._loss_entries = np.where(with_runs, np.searchsorted(loss_documents, plan.documents), -1)
-        self._has_runs = bool(with_runs.any())
+        self._copier = TokenCopier(plan.store, row_tokens=plan.seq_len + 1)
+        self._loss_runs = LossRuns.of(plan.store, plan.documents)
+        self._places = np.arange(plan.seq_len)
 
     def new_buffer(self, *, num_batches: int, batch_rows: int, allocate: Allocate = np.empty) -> StretchBuffer:
-        """A buffer for stretches of up to `num_batches`."""
+        """A buffer for stretches of up to `num_batches`.
+
+        Raises:
+            ConfigError: a batch is too large for its borders to be counted in 32 bits.
+        """
         plan = self._plan
+        if batch_rows * plan.seq_len > LARGEST_BATCH:
+            raise ConfigError(
+                f"a batch of {batch_rows} x {plan.seq_len} tokens is more than {LARGEST_BATCH}",
+                hint="choose a smaller batch or shorter rows",
+            )
         borders = batch_rows * (plan.most_documents_in_a_row if plan.boundaries else 1) + 1
         return StretchBuffer(
             tokens=allocate((num_batches, batch_rows, plan.seq_len + 1), plan.store.dtype),
@@ -86,105 +94,44 @@ class Gatherer:
         """Makes `rows`, [batches, rows per batch], the first batches of the buffer."""
         plan, used = self._plan, slice(0, len(rows))
         flat = rows.reshape(-1)
+        spans = plan.spans(flat)
+        row_ends = spans.row_ends()
+        self._copier.copy(plan.stretches(flat, spans), row_ends, buffer.tokens[used].reshape(-1, plan.seq_len + 1))
         mask = buffer.loss_mask[used].reshape(-1, plan.seq_len)
-        self._copy_tokens(flat, buffer.tokens[used].reshape(-1, plan.seq_len + 1))
-        mask.fill(True)
-        self._mark_borders(rows, mask, buffer.cu_seqlens[used])
-        if plan.waste_tokens:
-            self._mask_padding(flat, mask)
-        if self._has_runs:
-            self._apply_loss_runs(flat, mask)
+        self._mark_labels(spans, row_ends, mask)
+        if self._loss_runs is not None:
+            self._loss_runs.apply(spans, mask)
+        self._mark_borders(spans, row_ends, batch_rows=rows.shape[1], cu_seqlens=buffer.cu_seqlens[used])
 
-    def _copy_tokens(self, rows: Integers, out: npt.NDArray[Any]) -> None:
-        """Rows that lie in one piece are copied together, segment by segment; the others piece by piece."""
-        plan = self._plan
-        starts = rows * plan.seq_len
-        pieces = plan.first_piece[rows]
-        segments = plan.piece_segments[pieces]
-        offsets = plan.piece_offsets[pieces] + starts - plan.piece_starts[pieces]
-        counts = np.minimum(plan.seq_len + 1, plan.num_tokens - starts)
-        lengths = np.minimum(plan.piece_starts[pieces + 1] - starts, counts)
-        for row in np.flatnonzero(self._store.unchecked(segments, offsets, lengths)).tolist():
-            self._store.read(int(segments[row]), int(offsets[row]), int(lengths[row]))
-        whole = lengths == plan.seq_len + 1
-        for segment, places in _by_value(segments, np.flatnonzero(whole)):
-            out[places] = self._rows_of(segment)[offsets[places]]
-        for row in np.flatnonzero(~whole).tolist():
-            done, offset = int(lengths[row]), int(offsets[row])
-            out[row, :done] = self._store.segment(int(segments[row])).tokens[offset : offset + done]
-            self._copy_rest(int(rows[row]), done, out[row])
-
-    def _rows_of(self, segment: int) -> npt.NDArray[Any]:
-        """A view of a segment in which entry i is the row of T + 1 tokens that begins at token i."""
-        windows = self._windows.get(segment)
-        if windows is None:
-            tokens = self._store.segment(segment).tokens
-            windows = np.lib.stride_tricks.sliding_window_view(tokens, self._plan.seq_len + 1)
-            self._windows[segment] = windows
-        return windows
-
-    def _copy_rest(self, row: int, done: int, out: npt.NDArray[Any]) -> None:
-        """The later pieces of a row that has several, then padding in the plan's last row."""
-        plan = self._plan
-        _, count = plan.row_range(row)
-        piece = int(plan.first_piece[row])
-        while done < count:
-            piece += 1
-            length = min(int(plan.piece_starts[piece + 1] - plan.piece_starts[piece]), count - done)
-            segment, offset = int(plan.piece_segments[piece]), int(plan.piece_offsets[piece])
-            out[done : done + length] = self._store.read(segment, offset, length)
-            done += length
-        out[count:] = self._pad_id
-
-    def _mark_borders(self, rows: Integers, mask: npt.NDArray[np.bool_], cu_seqlens: npt.NDArray[np.int32]) -> None:
-        """Where documents begin in each batch; the label before a border is another document's and doesn't count."""
+    def _mark_labels(self, spans: Spans, row_ends: Integers, mask: npt.NDArray[np.bool_]) -> None:
+        """Which labels count: those of the same document that no earlier row has counted."""
         plan, width = self._plan, self._plan.seq_len
-        num_batches, batch_rows = rows.shape
-        flat = rows.reshape(-1)
-        if plan.boundaries:
-            first = plan.first_document[flat]
-            counts = plan.first_document[flat + 1] - first + 1  # up to the document that holds the next row's start
-            row_of = np.repeat(np.arange(len(flat)), counts)
-            documents = np.arange(len(row_of)) - np.repeat(np.cumsum(counts) - counts - first, counts)
-            begins = plan.document_starts[documents] - flat[row_of] * width
-            crossing = (begins > 0) & (begins <= width)
-            mask.reshape(-1)[(row_of * width + begins - 1)[crossing]] = False
-            inside = begins < width
-            row_of, begins = row_of[inside], np.maximum(begins[inside], 0)
+        mask.fill(True)
+        if plan.waste_tokens:
+            padded = np.flatnonzero(row_ends <= width)
+            mask[padded] = self._places < row_ends[padded, None] - 1
+        # The label before a span is its first token: another document's or, where `first` is above 0, counted already.
+        crossed = spans.place > 0 if plan.boundaries else (spans.place > 0) & (spans.first > 0)
+        mask.reshape(-1)[(spans.row * width + spans.place - 1)[crossed]] = False
+        if plan.context:
+            mask[spans.row[spans.first > 0], : plan.context] = False
+
+    def _mark_borders(
+        self, spans: Spans, row_ends: Integers, *, batch_rows: int, cu_seqlens: npt.NDArray[np.int32]
+    ) -> None:
+        """Where documents begin in each batch; padding counts as one, and so does a row where borders are off."""
+        width = self._plan.seq_len
+        num_batches = len(cu_seqlens)
+        if self._plan.boundaries:
+            inside = spans.place < width
+            borders = (spans.row * width + spans.place)[inside]
+            padded = np.flatnonzero(row_ends < width)
+            if len(padded):
+                borders = np.sort(np.concatenate([borders, padded * width + row_ends[padded]]))
         else:
-            row_of, begins = np.arange(len(flat)), np.zeros(len(flat), np.int64)
-        batch_of = row_of // batch_rows
-        first_of_batch = np.searchsorted(batch_of, np.arange(num_batches))
-        cu_seqlens.fill(batch_rows * width)
-        cu_seqlens[batch_of, np.arange(len(batch_of)) - first_of_batch[batch_of]] = row_of % batch_rows * width + begins
-
-    def _mask_padding(self, rows: Integers, mask: npt.NDArray[np.bool_]) -> None:
-        """The plan's last row ends early: what lies behind its last token is no label."""
-        last = self._plan.num_rows - 1
-        _, count = self._plan.row_range(last)
-        mask[np.flatnonzero(rows == last), count - 1 :] = False
-
-    def _apply_loss_runs(self, rows: npt.NDArray[np.int64], mask: npt.NDArray[np.bool_]) -> None:
-        """Labels outside the loss runs of documents that don't carry loss throughout."""
-        plan = self._plan
-        arrays = plan.store.arrays
-        for number, row in enumerate(rows.tolist()):
-            start, count = plan.row_range(row)
-            for place in range(int(plan.first_document[row]), int(plan.first_document[row + 1]) + 1):
-                if place >= len(plan.documents) or (found := int(self._loss_entries[place])) < 0:
-                    continue
-                begin, end = plan.document_starts[place : place + 2] - start - 1  # label of position p is token p + 1
-                carries = np.zeros(int(end - begin), np.bool_)
-                runs = slice(2 * int(arrays["loss_starts"][found]), 2 * int(arrays["loss_starts"][found + 1]))
-                for first, length in arrays["loss_runs"][runs].reshape(-1, 2).tolist():
-                    carries[first : first + length] = True
-                low, high = max(int(begin), 0), min(int(end), plan.seq_len, count - 1)
-                if low < high:
-                    mask[number, low:high] &= carries[low - int(begin) : high - int(begin)]
-
-
-def _by_value(values: Integers, places: Integers) -> list[tuple[int, Integers]]:
-    """The places grouped by the value there."""
-    ordered = places[np.argsort(values[places], kind="stable")]
-    cuts = np.flatnonzero(np.diff(values[ordered])) + 1
-    return [(int(values[group[0]]), group) for group in np.split(ordered, cuts) if len(group)]
+            borders = np.arange(len(row_ends)) * width
+        batch_places = batch_rows * width
+        first_of_batch = np.searchsorted(borders, np.arange(num_batches + 1) * batch_places)
+        batch_of = np.repeat(np.arange(num_batches), np.diff(first_of_batch))
+        cu_seqlens.fill(batch_places)
+        cu_seqlens[batch_of, np.arange(len(borders)) - first_of_batch[batch_of]] = borders - batch_of * batch_places

@@ -22,23 +22,25 @@ def describe_row(plan: Plan, row: int, tokenizer: Tokenizer) -> dict[str, Any]:
     gatherer = Gatherer(plan)
     buffer = gatherer.new_buffer(num_batches=1, batch_rows=1)
     gatherer.fill(np.array([[row]]), buffer)
-    start, count = plan.row_range(row)
-    inputs = min(count, plan.seq_len)
+    spans = plan.spans(np.array([row]))
+    inputs = min(int(spans.row_ends()[0]), plan.seq_len)
     documents = []
-    for place in range(int(plan.first_document[row]), len(plan.documents)):
-        begin, end = (int(value) for value in plan.document_starts[place : place + 2] - start)
-        if begin >= inputs:
+    for place, document, first, length in zip(
+        *(values.tolist() for values in (spans.place, spans.document, spans.first, spans.length)), strict=True
+    ):
+        end = min(place + length, inputs)
+        if place >= end:
             break
-        origin = document_origin(plan.store, int(plan.documents[place]))
+        origin = document_origin(plan.store, document)
         documents.append(
             {
                 "document": origin.document,
                 "key": origin.key,
                 "file": origin.file,
-                "row_start": max(begin, 0),
-                "row_end": min(end, inputs),
-                "document_start": max(-begin, 0),
-                "text": tokenizer.decode(buffer.tokens[0, 0, max(begin, 0) : min(end, inputs)]),
+                "row_start": place,
+                "row_end": end,
+                "document_start": first,
+                "text": tokenizer.decode(buffer.tokens[0, 0, place:end]),
             }
         )
     return {

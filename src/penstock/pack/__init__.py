@@ -1,6 +1,17 @@
 """Stage 4: store -> plan of rows."""
 
-from penstock.pack.concat import plan_concat
-from penstock.pack.plan import Plan
+from penstock.pack.concat import ConcatPlan, plan_concat
+from penstock.pack.making import POLICIES, checked_policy, make_plan, plan_of
+from penstock.pack.plan import Plan, Spans, Stretches
 
-__all__ = ["Plan", "plan_concat"]
+__all__ = [
+    "POLICIES",
+    "ConcatPlan",
+    "Plan",
+    "Spans",
+    "Stretches",
+    "checked_policy",
+    "make_plan",
+    "plan_concat",
+    "plan_of",
+]

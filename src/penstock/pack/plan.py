@@ -1,18 +1,18 @@
-"""A plan: which tokens are in which row, as arithmetic over a virtual stream.
+"""A plan: which stretch of which document stands where in row r. Nothing is copied.
 
-The documents of a split, one after another, form a stream of M tokens. A plan cuts it into rows: row r reads up to
-T + 1 tokens from `r * T`, so that it has T inputs and the T next tokens as labels. Nothing is copied: a plan is a few
-arrays over the store's index, made in seconds for millions of documents, for any row length.
+A row has T + 1 places for tokens. The first T are inputs, and the label of each is the token at the next place, so the
+last place holds a label only. A *span* is a stretch of one document in a row; a row is spans side by side from place 0
+on, then padding. Plans differ in how they know their spans:
 
-    documents        [D]      numbers in the store, in stream order
-    document_starts  [D + 1]  stream position of each, then M
-    piece_*          [P]      stretches that lie together in a segment; neighbours in the store are one piece
-    first_document   [N + 1]  the document that holds the first token of each row
-    first_piece      [N]      the piece that does
+    ConcatPlan   arithmetic over a virtual stream of all documents   (concat.py)
+    SpanPlan     flat arrays: row -> spans -> document, first token, length   (spans.py; best-fit, windows, pad)
+
+Both answer for many rows at once, in a handful of numpy calls; docs/packing.md has the arithmetic of each policy.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,19 +23,67 @@ import numpy.typing as npt
 from penstock.hashing import digest_of
 from penstock.store import Store
 
-__all__ = ["Plan"]
+__all__ = ["Integers", "Plan", "Spans", "Stretches", "ranges"]
 
 Integers = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Plan:
-    """Rows over one split of a store; see the module's docstring.
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """The spans of some rows, row after row, from left to right.
 
     Attributes:
-        policy: how rows were made (`concat`).
+        starts: [rows + 1], where each row's spans begin in the other arrays; every row has one.
+        row: [S], which of the rows asked for, counted from 0.
+        place: [S], where in the row the span begins, 0 to T.
+        document: [S], number in the store.
+        first: [S], the document's token at `place`; above 0 where an earlier row holds what comes before.
+        length: [S], tokens; at least 1.
+    """
+
+    starts: Integers
+    row: Integers
+    place: Integers
+    document: Integers
+    first: Integers
+    length: Integers
+
+    def row_ends(self) -> Integers:
+        """[rows], places filled in each row; padding begins there."""
+        last = self.starts[1:] - 1
+        ends: Integers = self.place[last] + self.length[last]
+        return ends
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """The tokens of some rows as they lie in segments, to be copied; `row` and `place` as in `Spans`."""
+
+    row: Integers
+    place: Integers
+    segment: Integers
+    offset: Integers
+    length: Integers
+
+
+def ranges(first: Integers, counts: Integers) -> tuple[Integers, Integers]:
+    """For each i the numbers first[i] .. first[i] + counts[i], one after another: which i, and the number."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    numbers = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts - first, counts)
+    return owner, numbers
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan(ABC):
+    """Rows over the documents of a split; see the module's docstring.
+
+    Attributes:
+        policy: how rows were made: one of `POLICIES`.
+        seq_len: T, inputs of a row.
         boundaries: whether labels and attention stop at document borders.
-        waste_tokens: row positions that hold no token.
+        num_tokens: tokens of the documents, each counted once.
+        waste_tokens: places, of T + 1 in each row, that hold no token.
+        documents: [D] numbers in the store, in canonical order.
     """
 
     store: Store
@@ -47,12 +95,6 @@ class Plan:
     num_tokens: int
     waste_tokens: int
     documents: Integers
-    document_starts: Integers
-    piece_starts: Integers
-    piece_segments: Integers
-    piece_offsets: Integers
-    first_document: Integers
-    first_piece: Integers
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -63,24 +105,40 @@ class Plan:
             "policy": self.policy,
             "seq_len": self.seq_len,
             "boundaries": self.boundaries,
+            **self.options(),
         }
+
+    def options(self) -> dict[str, Any]:
+        """What else the policy was told; part of `identity`."""
+        return {}
 
     @cached_property
     def fingerprint(self) -> str:
         """Hash of `identity`."""
         return digest_of(self.identity)
 
-    @cached_property
+    @property
+    def context(self) -> int:
+        """Label places at the start of a span with `first` above 0 whose labels an earlier row counts already."""
+        return 0
+
+    @property
+    @abstractmethod
     def most_documents_in_a_row(self) -> int:
         """The largest number of documents, or parts of them, that share a row (padding counts as one)."""
-        if not self.num_rows:
-            return 1
-        return int(np.diff(self.first_document).max()) + 1
 
-    def row_range(self, row: int) -> tuple[int, int]:
-        """First stream position of a row and how many tokens it reads (T + 1, fewer in the last one)."""
-        start = row * self.seq_len
-        return start, min(self.seq_len + 1, self.num_tokens - start)
+    @property
+    @abstractmethod
+    def documents_split(self) -> int:
+        """Documents whose tokens are in more than one row."""
+
+    @abstractmethod
+    def spans(self, rows: Integers) -> Spans:
+        """What stands where in each of the rows."""
+
+    @abstractmethod
+    def stretches(self, rows: Integers, spans: Spans) -> Stretches:
+        """The same rows as stretches of segments, in any order; `spans` are those of the rows."""
 
     def describe(self) -> dict[str, Any]:
         """The figures that `penstock plan` prints."""
@@ -90,7 +148,9 @@ class Plan:
             "rows": self.num_rows,
             "tokens": self.num_tokens,
             "documents": len(self.documents),
+            "documents_split": self.documents_split,
             "waste_tokens": self.waste_tokens,
             "waste_percent": round(100 * self.waste_tokens / positions, 4) if positions else 0.0,
+            "repeated_tokens": positions + self.num_rows - self.waste_tokens - self.num_tokens,
             "most_documents_in_a_row": self.most_documents_in_a_row,
         }
