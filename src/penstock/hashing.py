@@ -11,12 +11,21 @@ import json
 from typing import Any
 
 from blake3 import blake3
-from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64, xxh3_64_hexdigest, xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
 STRONG_HASH_BYTES = 32
 TOKEN_HASH_BYTES = 16
 
-__all__ = ["RunningChecksum", "canonical_json", "checksum", "checksum_hex", "digest_of", "strong_hash", "token_hash"]
+__all__ = [
+    "RunningChecksum",
+    "RunningTokenHash",
+    "canonical_json",
+    "checksum",
+    "checksum_hex",
+    "digest_of",
+    "strong_hash",
+    "token_hash",
+]
 
 Buffer = bytes | bytearray | memoryview
 
@@ -57,6 +66,21 @@ def token_hash(data: Any) -> bytes:
     Tokens follow from content and tokenizer, which carry strong hashes, so this one only has to find damage.
     """
     return xxh3_128_digest(data)
+
+
+class RunningTokenHash:
+    """`token_hash` of something that passes in pieces."""
+
+    def __init__(self) -> None:
+        self._state = xxh3_128()
+
+    def update(self, data: Any) -> None:
+        """Takes the next piece."""
+        self._state.update(data)
+
+    def digest(self) -> bytes:
+        """The hash of all pieces so far."""
+        return self._state.digest()
 
 
 def canonical_json(value: Any) -> bytes:

@@ -22,6 +22,7 @@ BENCHMARKS: Mapping[str, str] = {
     "prepare": "penstock.bench.prepare",
     "formats": "penstock.bench.formats",
     "load": "penstock.bench.load",
+    "verify": "penstock.bench.verify",
     "tokenize": "penstock.bench.tokenize",
     "refused": "penstock.bench.refused",
     "train": "penstock.bench.train",

@@ -19,6 +19,7 @@ _TITLES = {
     "prepare": "Raw files to a committed store",
     "formats": "Tables and git history to a committed store",
     "load": "Shuffled batches from a store",
+    "verify": "A store checked",
     "tokenize": "Documents in memory to ids",
     "refused": "Tokenizers that gigatoken refuses",
     "train": "Training steps",
@@ -34,6 +35,8 @@ memory, datatrove as JSONL, and pack nothing.""",
     "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against
 others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Promises
 are judged on our loader as users get it, filled ahead by a thread, against litdata's fastest row.""",
+    "verify": """All that `penstock verify` does, on one core: checksums of every file, each document's tokens hashed,
+the digest computed again, leaks. Rates are of tokens as stored.""",
     "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
     "refused": """Ours is prepare, from files to a committed store, as above. datasets gets the same documents in
 memory and as many processes; the promise is judged against its `map` alone. The vocabularies are trained on the corpus

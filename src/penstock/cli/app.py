@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training
+from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training, verify
 
 __all__ = ["app"]
 
@@ -36,7 +36,7 @@ def _options(
 app.command("run")(training.run)
 app.command("prepare")(data.prepare)
 app.command("inspect")(inspect.inspect)
-app.command("verify")(data.verify)
+app.command("verify")(verify.verify)
 app.command("plan")(plan.plan)
 app.command("export")(export.export)
 app.command("datasets")(datasets.datasets)

@@ -11,12 +11,12 @@ from penstock.cli.output import note, print_json
 
 
 def bench(
-    name: Annotated[str, typer.Argument(metavar="tokenize|refused|prepare|formats|load|train|import")],
+    name: Annotated[str, typer.Argument(metavar="tokenize|refused|prepare|formats|load|verify|train|import")],
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="Corpus; default: installed packages + stdlib:.")
     ] = None,
     tokenizer: Annotated[str | None, typer.Option(help="Vocabulary for all sides; default: one is trained.")] = None,
-    store: Annotated[str | None, typer.Option(help="load: use this store instead of making one.")] = None,
+    store: Annotated[str | None, typer.Option(help="load, verify: use this store instead of making one.")] = None,
     workers: Annotated[int | None, typer.Option(help="Threads on both sides; default: the cores.", min=1)] = None,
     repeats: Annotated[int | None, typer.Option(help="Interleaved repeats; medians are reported.", min=1)] = None,
     num_batches: Annotated[int | None, typer.Option(help="load: batches per repeat.", min=1)] = None,

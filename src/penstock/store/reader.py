@@ -9,9 +9,11 @@ ever written through a map.
 from __future__ import annotations
 
 import contextlib
+import errno
 import mmap
 import os
 import re
+import resource
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
@@ -21,8 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import DamagedStoreError, NotAStoreError, StoreError
-from penstock.hashing import checksum, checksum_hex
+from penstock.errors import DamagedStoreError, DiskError, NotAStoreError, StoreError
+from penstock.hashing import RunningChecksum, checksum, checksum_hex
 from penstock.store.layout import (
     BLOCK_BYTES,
     DOCUMENTS_COLUMNS,
@@ -39,17 +41,27 @@ from penstock.store.layout import (
 )
 from penstock.tokenize import Tokenizer, TokenizerSpec
 
-__all__ = ["Segment", "Store", "list_versions", "open_store"]
+__all__ = ["Segment", "Store", "list_versions", "open_store", "read_manifest"]
 
 TABLE_BATCH_ROWS = 2**16
+SIGNATURES = "signatures.array"
+SIGNATURE_NUMBERS = 128
+# A hundred thousand segments are a fifth of this; what is larger wasn't written by us and isn't read into memory.
+LARGEST_MANIFEST_BYTES = 2**26
+_CHECK_BYTES = 2**20
 
 
 def list_versions(path: Path) -> list[int]:
-    """The committed versions of a store, oldest first."""
+    """The committed versions of a store, oldest first.
+
+    Raises:
+        DiskError: the folder can't be read.
+    """
     folder = path / MANIFESTS
-    if not folder.is_dir():
-        return []
-    names = [entry.name for entry in folder.iterdir() if re.fullmatch(r"[0-9]{6,18}\.json", entry.name)]
+    with _reading(folder):
+        if not folder.is_dir():
+            return []
+        names = [entry.name for entry in folder.iterdir() if re.fullmatch(r"[0-9]{6,18}\.json", entry.name)]
     versions = {int(name.removesuffix(".json")): name for name in names}
     return sorted(version for version, name in versions.items() if name == manifest_name(version))
 
@@ -83,20 +95,51 @@ def _split_version(text: str, version: int | None) -> tuple[Path, int | None]:
     return Path(text), version
 
 
+def read_manifest(path: Path, version: int) -> Manifest:
+    """The manifest of a version.
+
+    Raises:
+        DamagedStoreError: it isn't what was committed.
+        DiskError: it can't be read.
+    """
+    file = path / MANIFESTS / manifest_name(version)
+    if link := link_on_the_way(path, f"{MANIFESTS}/{file.name}"):
+        raise _damaged(file, f"{link} is a link")
+    with _reading(file):
+        found = file.stat(follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise _damaged(file, "it is no file")
+        if found.st_size > LARGEST_MANIFEST_BYTES:
+            raise _damaged(file, f"it has {found.st_size} bytes, at most {LARGEST_MANIFEST_BYTES} are a manifest")
+        data = file.read_bytes()
+    manifest = decode_manifest(data, path=file)
+    if manifest.version != version:
+        raise _damaged(file, f"it is the manifest of version {manifest.version}")
+    return manifest
+
+
+def link_on_the_way(path: Path, name: str) -> str | None:
+    """The part of a store's own file name that is a symbolic link, if one is: it could lead anywhere."""
+    place = path
+    for part in name.split("/"):
+        place = place / part
+        if place.is_symlink():
+            return str(place.relative_to(path))
+    return None
+
+
 class Segment:
     """The tokens of one segment, mapped; every block is checked the first time it is touched."""
 
     def __init__(self, store: Path, entry: SegmentEntry, dtype: np.dtype[Any], seen: npt.NDArray[np.bool_]) -> None:
         self.path = store / SEGMENTS / f"{entry.name}.tokens"
         blocks_path = self.path.with_suffix(".blocks")
-        blocks = blocks_path.read_bytes()
+        with _reading(blocks_path):
+            blocks = blocks_path.read_bytes()
         if checksum_hex(blocks) != entry.checksum:
             raise _damaged(blocks_path, "its checksum isn't the manifest's")
         self._checksums = np.frombuffer(blocks, "<u8")
-        with self.path.open("rb") as file:
-            if os.fstat(file.fileno()).st_size != entry.bytes:
-                raise _damaged(self.path, f"it isn't {entry.bytes} bytes long")
-            self._map = mmap.mmap(file.fileno(), entry.bytes, access=mmap.ACCESS_READ)
+        self._map = _mapped(self.path, entry.bytes)
         self._bytes = memoryview(self._map)
         self.tokens: npt.NDArray[Any] = np.frombuffer(self._map, dtype)
         self._seen = seen
@@ -125,10 +168,7 @@ class Store:
     def __init__(self, path: Path, version: int) -> None:
         self.path = path
         self.version = version
-        manifest_path = path / MANIFESTS / manifest_name(version)
-        self.manifest: Manifest = decode_manifest(manifest_path.read_bytes(), path=manifest_path)
-        if self.manifest.version != version:
-            raise _damaged(manifest_path, f"it is the manifest of version {self.manifest.version}")
+        self.manifest = read_manifest(path, version)
         self.dtype = np.dtype(self.manifest.dtype)
         self._check_sizes()
         self.arrays: dict[str, npt.NDArray[Any]] = self._read_arrays()
@@ -253,7 +293,9 @@ class Store:
         import pyarrow.parquet
 
         entry = self._documents_entry()
-        with pa.memory_map(os.fsencode(self.path / entry.name)) as file:
+        with _reading(self.path / entry.name):
+            mapped = pa.memory_map(os.fsencode(self.path / entry.name))
+        with mapped as file:
             content = file.read_buffer()
             if content.size != entry.bytes or checksum_hex(content) != entry.checksum:
                 raise _damaged(self.path / entry.name, "its checksum isn't the manifest's")
@@ -268,6 +310,32 @@ class Store:
                     yield batch
             except (pa.ArrowException, OSError) as error:
                 raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({error})") from None
+
+    def signatures(self) -> npt.NDArray[np.uint16] | None:
+        """[documents, 128] numbers by which near copies are known, mapped; None in a store that has none.
+
+        Raises:
+            DamagedStoreError: they aren't what was committed; all of them are checked on first use.
+        """
+        return self._signatures
+
+    @cached_property
+    def _signatures(self) -> npt.NDArray[np.uint16] | None:
+        entry = next((entry for entry in self.manifest.index if entry.name.endswith(f"/{SIGNATURES}")), None)
+        if entry is None:
+            return None
+        path, width = self.path / entry.name, 2 * SIGNATURE_NUMBERS
+        if entry.bytes != width * self.num_documents:
+            raise _damaged(path, f"its {entry.bytes} bytes aren't {width} for each of {self.num_documents} documents")
+        if not entry.bytes:  # nothing can't be mapped
+            return np.empty((0, SIGNATURE_NUMBERS), "<u2")
+        content = _mapped(path, entry.bytes)
+        found = RunningChecksum()
+        for start in range(0, entry.bytes, _CHECK_BYTES):
+            found.update(memoryview(content)[start : start + _CHECK_BYTES])
+        if found.hex() != entry.checksum:
+            raise _damaged(path, "its checksum isn't the manifest's")
+        return np.frombuffer(content, "<u2").reshape(-1, SIGNATURE_NUMBERS)
 
     def close(self) -> None:
         """Unmaps the segments."""
@@ -286,13 +354,14 @@ class Store:
         sizes = [(entry.name, entry.bytes) for entry in [*self.manifest.index, self.manifest.tokenizer_file]]
         sizes += [(f"{SEGMENTS}/{entry.name}.tokens", entry.bytes) for entry in self.manifest.segments]
         sizes += [(f"{SEGMENTS}/{e.name}.blocks", 8 * -(-e.bytes // BLOCK_BYTES)) for e in self.manifest.segments]
+        for folder in sorted({name.rpartition("/")[0] for name, _ in sizes}):
+            if link := link_on_the_way(self.path, folder):
+                raise _damaged(self.path / link, "it is a link")
         for name, expected in sizes:
             path = self.path / name
-            try:
+            with _reading(path):
                 # A link could lead anywhere; the store's own files are plain files inside it.
                 found = path.stat(follow_symlinks=False)
-            except (FileNotFoundError, NotADirectoryError):
-                raise _damaged(path, "it is missing") from None
             if not stat.S_ISREG(found.st_mode):
                 raise _damaged(path, "it is a link or no file at all")
             if found.st_size != expected:
@@ -318,7 +387,8 @@ class Store:
 
     def _checked_bytes(self, entry: FileEntry) -> bytes:
         path = self.path / entry.name
-        data = path.read_bytes()
+        with _reading(path):
+            data = path.read_bytes()
         if len(data) != entry.bytes or checksum_hex(data) != entry.checksum:
             raise _damaged(path, "its checksum isn't the manifest's")
         return data
@@ -354,6 +424,53 @@ def _loss_problem(arrays: dict[str, npt.NDArray[Any]]) -> str | None:
     runs = arrays["loss_runs"].reshape(-1, 2).astype(np.uint64)
     lengths = np.repeat(arrays["length"][documents], np.diff(starts).astype(np.int64))
     return "a loss run ends after its document" if (runs.sum(axis=1) > lengths).any() else None
+
+
+@contextlib.contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """A file that isn't there is damage; what else the system refuses is said in its own words."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise _damaged(path, "it is missing") from None
+    except OSError as error:
+        hints = {
+            errno.EMFILE: "raise the limit of open files, `ulimit -n 65536`, and run the same command again",
+            errno.EACCES: f"check who may read it: ls -l {path}",
+            errno.EPERM: f"check who may read it: ls -l {path}",
+            errno.EIO: "the disk reported an I/O error: check it (dmesg), then restore the file or prepare again",
+        }
+        raise DiskError(
+            f"reading {str(path)!r} failed: {error.strerror or error}",
+            hint=hints.get(error.errno or 0, "mend the cause and run the same command again; nothing was changed"),
+        ) from error
+
+
+def _mapped(path: Path, num_bytes: int) -> mmap.mmap:
+    """A file of a known size, mapped for reading. The map keeps a file open; there may be thousands of segments."""
+    with _reading(path):
+        try:
+            return _map(path, num_bytes)
+        except OSError as error:
+            if error.errno != errno.EMFILE or not _raise_file_limit():
+                raise
+            return _map(path, num_bytes)
+
+
+def _map(path: Path, num_bytes: int) -> mmap.mmap:
+    with path.open("rb") as file:
+        if os.fstat(file.fileno()).st_size != num_bytes:
+            raise _damaged(path, f"it isn't {num_bytes} bytes long")
+        return mmap.mmap(file.fileno(), num_bytes, access=mmap.ACCESS_READ)
+
+
+def _raise_file_limit() -> bool:
+    """Raises this process's limit of open files as far as the system lets it; False where it is there already."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == hard:
+        return False
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return True
 
 
 def _damaged(path: Path, problem: str) -> DamagedStoreError:

@@ -1,0 +1,63 @@
+"""`verify`: whether a store is what was committed."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from penstock.cli.output import human_bytes, note, one_line, print_json, progress_bar
+
+
+def verify(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Everything but the tokens themselves; seconds on any store.")
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(help="Processes that read tokens (Linux). Default: the cores.", min=1)
+    ] = None,
+    json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check every byte of every version of a store, and its promises. Exit 0 whole, 1 damaged or leaking.
+
+    \b
+    Examples:
+      penstock verify store
+      penstock verify store --quick --json
+    """
+    from penstock.hardware import default_workers, probe
+    from penstock.store.verification import examine
+
+    with progress_bar("verifying") as bar:
+        result = examine(store, quick=quick, workers=workers or default_workers(probe()), on_progress=bar)
+    if json_output:
+        print_json(
+            {
+                "ok": not result.problems,
+                "problems": [asdict(problem) for problem in result.problems],
+                "versions": result.versions,
+                "bytes": result.bytes,
+                "seconds": round(result.seconds, 3),
+                "quick": result.quick,
+            }
+        )
+    else:
+        _print_verification(store, result)
+    if result.problems:
+        raise typer.Exit(1)
+
+
+def _print_verification(store: Path, result: Any) -> None:
+    name = one_line(str(store))
+    for problem in result.problems:
+        print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
+    left_out = "; --quick: the tokens themselves weren't read" if result.quick else ""
+    if result.problems:
+        note(f"error: {len(result.problems)} problems in {name}{left_out}")
+        note("hint: restore the files named, or prepare into a new store from the same input")
+        return
+    versions = f"{len(result.versions)} versions" if len(result.versions) > 1 else "1 version"
+    print(f"{name} is whole: {versions}, {human_bytes(result.bytes)} in {result.seconds:.1f} s{left_out}")
