@@ -7,6 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -145,8 +146,8 @@ def shared_tokenizers() -> Path:
     return SHARED_TOKENIZERS
 
 
-@pytest.fixture
-def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+@contextmanager
+def _memory_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in memory where there is one: tests of hundreds of writes would wait for the disk otherwise."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path_factory.mktemp("scratch")
@@ -156,3 +157,15 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder)
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with _memory_folder(tmp_path_factory) as folder:
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def module_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with _memory_folder(tmp_path_factory) as folder:
+        yield folder

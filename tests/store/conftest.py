@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 
 from . import samples
+from .commands import Commands
+from .trials import UNIT_BYTES, Preparation
 
 
 @pytest.fixture
@@ -68,3 +71,48 @@ def writer() -> Iterator[Writer]:
         yield started
     finally:
         started.close()
+
+
+@pytest.fixture(scope="module")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """`penstock` commands, each in a process of its own; see commands.py."""
+    started = Commands(tmp_path_factory.mktemp("commands"))
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def preparations(commands: Commands, module_scratch: Path) -> dict[str, Preparation]:
+    """`first`, into nothing, and `update`, onto a version; small, with many units and a tokenizer of bytes."""
+    folder = module_scratch
+    tokenizer = folder / "tokenizer.json"
+    tokenizer.write_bytes(samples.BYTES.spec.source_json)
+    options = ("--tokenizer", str(tokenizer), "--unit-bytes", str(UNIT_BYTES), "--json")
+    old = samples.write_corpus(folder / "old" / "corpus")
+    new = samples.update_corpus(samples.write_corpus(folder / "new" / "corpus"))
+
+    def preparation(name: str, corpus: Path, before: Path | None, *goldens: str) -> Preparation:
+        (folder / name).mkdir()
+        return Preparation(
+            commands=commands, folder=folder / name, inputs=(str(corpus),), options=options, before=before,
+            goldens=goldens,
+        )  # fmt: skip
+
+    def digest_of(undisturbed: Preparation) -> str:
+        answer = undisturbed.run("--workers", 1)
+        assert answer["status"] == 0, answer["stderr"]
+        digest: str = json.loads(answer["stdout"])["digest"]
+        return digest
+
+    built = preparation("built", old, None)
+    first = digest_of(built)
+    fresh = digest_of(preparation("fresh", new, None))
+    updated = preparation("updated", new, None)
+    shutil.copytree(built.store, updated.store)
+    assert digest_of(updated) == fresh != first, "built at once and in steps differ"
+    return {
+        "first": preparation("first", old, None, first),
+        "update": preparation("update", new, built.store, first, fresh),
+    }

@@ -17,6 +17,11 @@ from penstock.errors import DiskError, PenstockError
 __all__ = ["main"]
 
 
+# Longer than any clean-up should take; what it leaves undone, the next start does.
+SECONDS_TO_CLEAN_UP = 3.0
+HOW_TO_GO_ON = "run the same command again; it goes on where it was"
+
+
 class _Signalled(BaseException):
     """SIGINT or SIGTERM as an exception, so that locks and temporary files are cleaned up on the way out.
 
@@ -38,7 +43,25 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _raise_signalled(number: int, frame: Any) -> None:
+    """The first signal cleans up. A second one ends the process at once, and so does time: an exception raised inside
+    a destructor is lost, and a clean-up may hang on a dead disk. Being killed is safe, so that is too."""
+    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(again, lambda *_: _leave_at_once(number))
+    signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_CLEAN_UP)
     raise _Signalled(number)
+
+
+def _interrupted(number: int) -> int:
+    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(again, lambda *_: os._exit(128 + number))  # it has been said
+    _print_error(f"interrupted by {signal.Signals(number).name}", HOW_TO_GO_ON)
+    return 128 + number
+
+
+def _leave_at_once(number: int) -> NoReturn:
+    # Past Python's own files, which the code that was interrupted may be writing to.
+    os.write(2, f"error: interrupted by {signal.Signals(number).name}\nhint: {HOW_TO_GO_ON}\n".encode())
+    os._exit(128 + number)
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:
@@ -56,9 +79,7 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         _print_error(error.format_message(), f"see `{context.command_path if context else 'penstock'} --help`")
         return 2
     except _Signalled as error:
-        hint = "nothing committed was changed; run the same command again, and it goes on where it was"
-        _print_error(f"stopped by {error}", hint)
-        return 128 + error.number
+        return _interrupted(error.number)
     except BrokenPipeError:
         # The reader of our output went away (`penstock … | head`): end quietly, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

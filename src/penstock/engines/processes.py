@@ -30,7 +30,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.errors import WorkerDiedError
 
-__all__ = ["can_fork", "run_units_in_processes"]
+__all__ = ["can_fork", "die_with", "run_units_in_processes"]
 
 Unit = TypeVar("Unit")
 Text = TypeVar("Text")
@@ -39,6 +39,7 @@ Result = TypeVar("Result")
 
 # One being worked on, one waiting: a worker never waits for the parent.
 UNITS_PER_WORKER = 2
+_PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 # mallopt(3) of glibc: what is freed stays with the process, and large blocks come from there too.
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = -1, -3, -2
@@ -186,7 +187,12 @@ def _fork_worker(crew: list[_Worker], *functions: Callable[..., Any]) -> _Worker
     with warnings.catch_warnings():
         # Python warns of native threads too; those of Arrow and BLAS idle, and mind forks.
         warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
+        # A signal between the fork and the first line of `_work` would meet the parent's handlers in the child.
+        held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
     theirs.close()
     return _Worker(process, ours)
 
@@ -200,9 +206,11 @@ def _work(
     write: Callable[[Any, Any], Any],
 ) -> None:
     """The life of a worker process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    _die_with(parent)
+    # Ctrl-C, and a batch system's end, reach the whole group. The parent decides what they mean; we end with it.
+    for number in _PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
+    die_with(parent)
     _keep_freed_memory()
     gc.disable()  # documents are no cycles, and looking for some in thousands of them costs a twentieth
     for other in not_ours:  # a pipe ends only when nobody holds its other end
@@ -257,8 +265,10 @@ def _keep_freed_memory() -> None:
         mallopt(_M_TOP_PAD, 2**26)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
     """Has the kernel kill this process when its parent dies."""
+    if sys.platform != "linux":
+        return  # elsewhere nobody can be asked for it
     if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl failed")
     if os.getppid() != parent:  # it died before we asked

@@ -8,13 +8,15 @@ the terminal from native code, so it runs in a process of its own whose output i
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from penstock import fs
+from penstock.engines import die_with
 from penstock.errors import TokenizerError
 from penstock.tokenize.loading import GPT2_PATTERN, byte_level_json
 from penstock.tokenize.specification import TokenizerSpec, character_of_byte
@@ -53,29 +55,41 @@ def train_tokenizer(
         raise TokenizerError(
             f"a byte-level vocabulary of {vocab_size} is too small", hint=f"ask for at least {smallest}"
         )
-    with tempfile.TemporaryDirectory(prefix="penstock-vocabulary-") as name:
-        corpus, output = Path(name, "corpus"), Path(name, "tokenizer.json")
-        with fs.atomic_file(corpus) as file:
-            written = 0
-            for text in texts:
-                # A text that spells the separator would be cut there; harmless for counting, but kept out all the same.
-                file.write(text.replace(END_TOKEN.encode(), b" ") + END_TOKEN.encode())
-                written += len(text)
-                if written >= sample_bytes:
-                    break
+    source = _trained(texts, vocab_size - len(controls), sample_bytes)
+    source = _with_controls(source, controls, end_token=end_token)
+    origin = f"trained, {vocab_size} tokens"
+    return Tokenizer(TokenizerSpec.from_json(source, origin=origin, end_token=end_token), origin=origin)
+
+
+def _trained(texts: Iterable[bytes], vocab_size: int, sample_bytes: int) -> bytes:
+    """The tokenizer.json of a vocabulary, from a process of its own. Its files have no names: a kill leaves none."""
+    with (
+        fs.fail_as_disk_error(f"writing a sample of the texts to {tempfile.gettempdir()}"),
+        tempfile.TemporaryFile() as corpus,
+        tempfile.TemporaryFile() as output,
+        tempfile.TemporaryFile() as words,
+    ):
+        written = 0
+        for text in texts:
+            # A text that spells the separator would be cut there; harmless for counting, but kept out all the same.
+            corpus.write(text.replace(END_TOKEN.encode(), b" ") + END_TOKEN.encode())
+            written += len(text)
+            if written >= sample_bytes:
+                break
+        corpus.seek(0)
         # -P keeps the working folder off the import path: it may be the scraped repository that is being read.
-        size = str(vocab_size - len(controls))
-        command = [sys.executable, "-P", "-m", "penstock.tokenize.training", str(corpus), size, str(output)]
-        finished = subprocess.run(command, capture_output=True, check=False)
-        if finished.returncode != 0 or not output.exists():
-            last_line = (finished.stderr.decode(errors="replace").strip().splitlines() or ["no output"])[-1]
+        command = [sys.executable, "-P", "-m", "penstock.tokenize.training", str(vocab_size), str(os.getpid())]
+        finished = subprocess.run(command, stdin=corpus, stdout=output, stderr=words, check=False)
+        output.seek(0)
+        source = output.read()
+        if finished.returncode != 0 or not source:
+            words.seek(0)
+            last_line = (words.read().decode(errors="replace").strip().splitlines() or ["no output"])[-1]
             raise TokenizerError(
                 f"training a vocabulary of {vocab_size} failed: {last_line}",
                 hint="the corpus may be too small for that size; ask for fewer tokens or give --tokenizer",
             )
-        source = _with_controls(output.read_bytes(), controls, end_token=end_token)
-    origin = f"trained, {vocab_size} tokens"
-    return Tokenizer(TokenizerSpec.from_json(source, origin=origin, end_token=end_token), origin=origin)
+    return source
 
 
 def _with_controls(source: bytes, controls: Sequence[str], *, end_token: str) -> bytes:
@@ -90,12 +104,12 @@ def _with_controls(source: bytes, controls: Sequence[str], *, end_token: str) ->
     return json.dumps(content, ensure_ascii=False).encode()
 
 
-def _train(corpus: Path, vocab_size: int) -> bytes:
+def _train(corpus: bytes, vocab_size: int) -> bytes:
     """The trainer proper; runs in the child process."""
     from gigatoken import train_bpe
 
     separator = END_TOKEN.encode()
-    vocabulary, merges = train_bpe(corpus.read_bytes(), vocab_size, [END_TOKEN], separator=separator)
+    vocabulary, merges = train_bpe(corpus, vocab_size, [END_TOKEN], separator=separator)
     spelt = {number: "".join(character_of_byte[byte] for byte in token) for number, token in vocabulary.items()}
     end_id = next(number for number, token in vocabulary.items() if token == separator)
     del spelt[end_id]  # a control token lives outside the model, where merges can't reach it
@@ -109,5 +123,16 @@ def _train(corpus: Path, vocab_size: int) -> bytes:
     return byte_level_json(model_vocabulary, pairs, {END_TOKEN: len(ordered)}, pattern=GPT2_PATTERN)
 
 
+def _main(vocab_size: int, parent: int) -> None:
+    """The child process: sample on stdin, tokenizer.json on stdout."""
+    die_with(parent)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    answer = os.dup(1)
+    os.dup2(2, 1)  # where the trainer's progress goes
+    source = memoryview(_train(sys.stdin.buffer.read(), vocab_size))
+    while source:
+        source = source[os.write(answer, source) :]
+
+
 if __name__ == "__main__":
-    fs.write_atomic(Path(sys.argv[3]), _train(Path(sys.argv[1]), int(sys.argv[2])))
+    _main(int(sys.argv[1]), int(sys.argv[2]))
