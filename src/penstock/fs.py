@@ -39,6 +39,7 @@ __all__ = [
     "create_if_absent",
     "fail_as_disk_error",
     "make_folder",
+    "raise_if_exhausted",
     "remove_file",
     "remove_leftovers",
     "remove_tree",
@@ -58,6 +59,8 @@ _TEMPORARY_NAME = re.compile(re.escape(TEMPORARY_MARK) + r"\d+-[0-9a-f]{8}$")
 _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # What fsync(2) answers where folders can't be flushed (some FUSE and SMB mounts): there is nothing to wait for.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
+# What any file is answered with when this process or the system has run out of something.
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 before_operation: Callable[[str, str], None] | None = None
 """Called with (operation, path) before each change of the disk. Only fault-injection tests set it."""
@@ -83,6 +86,12 @@ def fail_as_disk_error(doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise DiskError.from_os_error(error, doing=doing) from error
+
+
+def raise_if_exhausted(error: OSError) -> None:
+    """Raises an error again that says nothing about the file: it must not be counted as unreadable for it."""
+    if error.errno in _EXHAUSTED:
+        raise error
 
 
 class _Writer:

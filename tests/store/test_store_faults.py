@@ -18,6 +18,8 @@ from penstock.store import list_versions, open_store, verify
 from . import samples
 from .samples import GOLDEN_FILES, GOLDEN_UPDATED, FailAt, build, contents, files, spread, stray_files
 
+pytestmark = pytest.mark.torture(lane="B", sample=True)
+
 ERRNOS = [errno.ENOSPC, errno.EIO, errno.EACCES, errno.EROFS, errno.EMFILE]
 
 

@@ -29,6 +29,8 @@ from .samples import (
     stray_files,
 )
 
+pytestmark = pytest.mark.torture(lane="A", sample=True)
+
 
 def assert_as_if_nothing_had_happened(store: Path, digest: str) -> None:
     with open_store(store) as opened:

@@ -20,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from penstock import fs
 from penstock.hashing import strong_hash
 from penstock.sources.document import Document, Part, SkipTally
 from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
@@ -152,7 +153,8 @@ class FilesSource:
         """The file's bytes, at most one more than allowed; None when it can't be read as a regular file."""
         try:
             descriptor = folder.open_file(item.path)
-        except OSError:
+        except OSError as error:
+            fs.raise_if_exhausted(error)
             return None
         try:
             # Read to the end, not to the size: a file that grows, or one of /proc (size 0), must not be cut short.
@@ -192,7 +194,8 @@ class FilesSource:
                 inherited = inherited or self._folder_problem(path.rpartition(b"/")[2])
                 try:
                     levels.append((iter(self._listing(path, inherited)), inherited))
-                except OSError:
+                except OSError as error:
+                    fs.raise_if_exhausted(error)
                     yield path + b"/", None, "unreadable"
                     continue
                 break

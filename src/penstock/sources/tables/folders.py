@@ -19,6 +19,7 @@ from typing import Any
 
 import orjson
 
+from penstock import fs
 from penstock.errors import InputError
 from penstock.sources.document import SkipTally, printable
 from penstock.sources.files import FileOptions
@@ -123,7 +124,8 @@ def _json_object(folder: str, name: str) -> dict[str, Any] | None:
     """A small JSON file's object; None where there is no such file or it holds something else."""
     try:
         descriptor, _ = open_file(str(Path(folder, name)))
-    except OSError:
+    except OSError as error:
+        fs.raise_if_exhausted(error)
         return None
     with os.fdopen(descriptor, "rb") as file:
         try:
@@ -161,7 +163,8 @@ def _walk(root: bytes, options: FileOptions, rules: PathRules) -> Iterator[tuple
             continue
         try:
             entries = list(os.scandir(os.path.join(root, path) if path else root))
-        except OSError:
+        except OSError as error:
+            fs.raise_if_exhausted(error)
             yield path + b"/", "unreadable"
             continue
         listing = [_entry(entry, path, reason, options, rules) for entry in entries]

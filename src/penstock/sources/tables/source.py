@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from penstock import fs
 from penstock.errors import InputError
 from penstock.hashing import digest_of
 from penstock.sources.document import SkipTally, printable
@@ -158,7 +159,8 @@ class TablesSource:
         """The pieces of a file, or the reason to leave it out."""
         try:
             descriptor, facts = open_file(absolute)
-        except OSError:
+        except OSError as error:
+            fs.raise_if_exhausted(error)
             yield self._problem(absolute)
             return
         try:
