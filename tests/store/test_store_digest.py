@@ -18,6 +18,7 @@ from penstock.store.layout import REASONS
 from .samples import (
     BYTES,
     END,
+    FOLDERS,
     GOLDEN_CONVERSATION,
     GOLDEN_FILES,
     GOLDEN_UPDATED,
@@ -30,6 +31,7 @@ from .samples import (
     files,
     stray_files,
     update_corpus,
+    without_cache,
     write_corpus,
 )
 
@@ -84,7 +86,7 @@ def test_what_lies_on_the_disk_is_what_the_manifests_name(scratch, corpus, updat
     store = scratch / "store"
     build(store, files(corpus))
     assert stray_files(store) == set()
-    assert sorted(path.name for path in store.iterdir()) == ["index", "manifests", "segments", "tokenizers", "work"]
+    assert sorted(path.name for path in store.iterdir()) == sorted(FOLDERS)
     assert list((store / "work").iterdir()) == []
     build(store, files(updated_corpus))
     assert stray_files(store) == set()
@@ -155,11 +157,11 @@ class TestIncremental:
         assert added == payload + 8 * 2  # each in a unit and segment of its own, with one block each
 
     def test_a_rerun_without_change_commits_nothing_and_writes_nothing(self, built, corpus):
-        before = contents(built)
+        before = without_cache(built)
         result = build(built, files(corpus))
         assert not result.committed
         assert (result.manifest.version, result.documents_reused) == (1, 11)
-        assert contents(built) == before
+        assert without_cache(built) == before
 
     def test_going_back_is_a_new_version_with_the_old_digest(self, built, corpus, updated_corpus):
         build(built, files(updated_corpus))

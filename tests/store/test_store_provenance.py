@@ -223,7 +223,7 @@ def test_two_documents_of_one_key(scratch):
     assert not (scratch / "out").exists()
 
 
-@pytest.mark.parametrize("dedup", ["near", "Exact", "", "none"])
+@pytest.mark.parametrize("dedup", ["nearly", "Exact", "", "none"])
 def test_an_unknown_dedup(scratch, corpus, dedup):
     with pytest.raises(ConfigError, match="dedup") as caught:
         build(scratch / "out", files(corpus), dedup=dedup)

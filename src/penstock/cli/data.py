@@ -1,4 +1,4 @@
-"""`prepare`, `verify`: stores made and checked."""
+"""`prepare`: stores made."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import typer
 
 from penstock.cli.output import (
     human_bytes,
+    human_count,
     note,
     one_line,
     print_facts,
@@ -78,14 +79,45 @@ def prepare(
     network: Annotated[
         bool, typer.Option("--network", help="Allow downloads. Without it, no socket is opened.")
     ] = False,
-    dedup: Annotated[str, typer.Option(help="exact or off. Copies across splits always go.")] = "exact",
+    split_by: Annotated[
+        str, typer.Option(help="group: by the hash of each document's group; time: the oldest first.")
+    ] = "group",
+    split_at: Annotated[
+        str | None, typer.Option(help="With --split-by time, when splits begin: val=2025-01-01,test=2025-07-01.")
+    ] = None,
+    time_field: Annotated[
+        str, typer.Option(help="With --split-by time, the fact or column that is the time.")
+    ] = "time",
     seed: Annotated[int, typer.Option(help="Seed of the splits.")] = 0,
+    dedup: Annotated[
+        str, typer.Option(help="exact, near (MinHash over tokens) or off. Copies across splits always go.")
+    ] = "exact",
+    near_threshold: Annotated[
+        float, typer.Option(help="With --dedup near, the similarity from which documents are copies.")
+    ] = 0.7,
+    secrets: Annotated[
+        str | None,
+        typer.Option(
+            help="Keys, tokens, passwords: redact, drop (the document) or keep. Default: redact in files, git."
+        ),
+    ] = None,
+    minified: Annotated[bool, typer.Option("--minified", help="Take minified code too.")] = False,
+    generated: Annotated[bool, typer.Option("--generated", help="Take generated code and lock files too.")] = False,
+    min_bytes: Annotated[int, typer.Option(help="Shorter documents are left out.", min=0)] = 0,
+    block: Annotated[
+        list[str] | None,
+        typer.Option(help="Never take documents whose key matches, or content:HEX; recorded; repeatable."),
+    ] = None,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes (threads off Linux). Default: the cores.", min=1)
     ] = None,
     unit_bytes: Annotated[
         int, typer.Option(help="Input per unit of work; never changes the result.", min=1)
     ] = DEFAULT_UNIT_BYTES,
+    reread: Annotated[bool, typer.Option("--reread", help="Read every input, even those that look unchanged.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: estimate documents, tokens and disk space from a sample.")
+    ] = False,
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -98,6 +130,9 @@ def prepare(
       penstock prepare docs=./docs code=./src --out mine --split train=90,val=10
       penstock prepare git:~/src/project#main --out history --git-parts commits
       penstock prepare chat.jsonl --out chat --tokenizer ./qwen --template tokenizer
+      penstock prepare ~/src --out code --dedup near --secrets drop
+      penstock prepare git:~/src/project --out history --split-by time
+      penstock prepare ~/src --out code --tokenizer gpt2 --dry-run
 
     Kill it at any time: the same command goes on where it was. Run it again after changes: only what changed is
     tokenised, and a new version is committed.
@@ -105,7 +140,8 @@ def prepare(
     from penstock.cli.templates import renderer_of
     from penstock.hardware import default_workers, probe
     from penstock.sources import FileOptions, GitOptions, InputOptions, TableOptions, closing_all, sources_from_inputs
-    from penstock.store import PrepareOptions
+    from penstock.sources.hygiene import CleaningOptions
+    from penstock.store import PrepareOptions, estimate_store
     from penstock.store import prepare as prepare_store
     from penstock.tokenize import load_tokenizer
 
@@ -140,8 +176,15 @@ def prepare(
     sources = sources_from_inputs(inputs, options=input_options)
     options = PrepareOptions(
         split=split,
+        split_by=split_by,
+        split_at=split_at,
+        time_field=time_field,
         dedup=dedup,
+        near_threshold=near_threshold,
         seed=seed,
+        cleaning=CleaningOptions(secrets=secrets, minified=minified, generated=generated, min_bytes=min_bytes),
+        block=tuple(block or ()),
+        reread=reread,
         workers=workers or default_workers(probe()),
         processes=True,
         unit_bytes=unit_bytes,
@@ -149,13 +192,36 @@ def prepare(
         break_lock=break_lock,
         control_tokens=renderer.control_tokens if renderer else (),
     )
+    if dry_run:
+        with closing_all(sources):
+            _print_estimate(estimate_store(sources, out, tokenizer=loaded, options=options), json_output=json_output)
+        return
     with closing_all(sources), progress_bar("preparing") as bar:
-        result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar)
+        result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar, on_note=note)
     facts = prepare_facts(result)
     if json_output:
         print_json(facts)
     else:
         print_prepared(facts)
+
+
+def _print_estimate(estimate: Any, *, json_output: bool) -> None:
+    facts = {**asdict(estimate), "fits": estimate.fits}
+    if json_output:
+        print_json(facts)
+        return
+    print_facts(
+        {
+            "input": human_bytes(facts["input_bytes"]),
+            "documents": f"about {human_count(facts['documents'])}",
+            "tokens": f"about {human_count(facts['tokens'])}",
+            "store": f"about {human_bytes(facts['store_bytes'])}",
+            "free": human_bytes(facts["free_bytes"]),
+        }
+    )
+    note("nothing was written; the same command without --dry-run does it")
+    if not estimate.fits:
+        note("the store doesn't fit: make room, or choose --out on another disk")
 
 
 def prepare_facts(result: Any) -> dict[str, Any]:
@@ -200,24 +266,3 @@ def print_prepared(facts: dict[str, Any]) -> None:
     print_splits(facts)
     print_skipped(facts["skipped"])
     note(f"see it: penstock inspect {shlex.quote(one_line(facts['store']))}")
-
-
-def verify(
-    store: Annotated[Path, typer.Argument(metavar="STORE")],
-    json_output: Json = False,
-) -> None:
-    """Check every byte of every version of a store, and its promises. Exit 0 whole, 1 damaged or leaking."""
-    from penstock.store import verify as verify_store
-
-    problems = verify_store(store)
-    if json_output:
-        print_json({"ok": not problems, "problems": [asdict(problem) for problem in problems]})
-    elif not problems:
-        print(f"{one_line(str(store))} is whole")
-    for problem in problems if not json_output else ():
-        print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
-    if problems:
-        if not json_output:
-            note(f"error: {len(problems)} problems in {one_line(str(store))}")
-            note("hint: restore the files named, or prepare into a new store from the same input")
-        raise typer.Exit(1)

@@ -80,13 +80,22 @@ class Document:
 
 @dataclass(slots=True)
 class SkipTally:
-    """How many documents were left out for each reason, with the first few as examples."""
+    """How many documents were left out for each reason, with the first few as examples.
+
+    Attributes:
+        counts: documents by reason.
+        examples: a few keys by reason, fit to print.
+        each: every (key, reason) of one unit, for sources that ask about each file whether it changed; else None.
+    """
 
     counts: dict[str, int] = field(default_factory=dict)
     examples: dict[str, list[str]] = field(default_factory=dict)
+    each: list[tuple[bytes, str]] | None = None
 
     def add(self, reason: str, key: bytes) -> None:
         """Counts one document left out."""
+        if self.each is not None:
+            self.each.append((key, reason))
         self.counts[reason] = self.counts.get(reason, 0) + 1
         shown = self.examples.setdefault(reason, [])
         if len(shown) < EXAMPLES_PER_REASON:

@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from penstock import fs
 from penstock.hashing import strong_hash
@@ -26,7 +26,7 @@ from penstock.sources.document import Document, Part, SkipTally
 from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
 from penstock.sources.source import Unit, UnitText
 
-__all__ = ["FileItem", "FileOptions", "FilesSource"]
+__all__ = ["FileItem", "FileMemory", "FileOptions", "FilesSource"]
 
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
@@ -57,8 +57,18 @@ class FileItem(NamedTuple):
     size: int
 
 
+class FileMemory(Protocol):
+    """What is known of the files of an earlier walk."""
+
+    def recognises(self, path: bytes, facts: os.stat_result) -> bool:
+        """Whether this file is the one of that walk, so that what became of it then holds; called in order of path."""
+
+
 class FilesSource:
     """The files below a folder, or one file.
+
+    Attributes:
+        memory: asked about each file by `units`, which leaves out those that it recognises. None: all are taken.
 
     Args:
         name: first part of the documents' keys.
@@ -75,6 +85,7 @@ class FilesSource:
         self._options = options or FileOptions()
         self._outside = outside
         self._key_prefix = name.encode() + b"/"
+        self.memory: FileMemory | None = None
         self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
 
     @property
@@ -99,9 +110,12 @@ class FilesSource:
     def units(self, unit_bytes: int) -> Iterator[Unit]:
         """Runs of files of at least `unit_bytes` together, the last one perhaps less."""
         builder = _UnitBuilder(self.name)
+        recognises = self.memory.recognises if self.memory is not None else None
         for path, entry_stat, reason in self._walk():
             if entry_stat is None or reason is not None:
                 builder.skip(reason or "unreadable", path, self._key(path))
+                continue
+            if recognises is not None and recognises(path, entry_stat):
                 continue
             builder.add(path, entry_stat)
             if builder.input_bytes >= unit_bytes:
@@ -112,7 +126,7 @@ class FilesSource:
 
     def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
         """Reads each file once; what was read is what is hashed and encoded, even if the file changes meanwhile."""
-        text = UnitText(documents=[], skips=SkipTally())
+        text = UnitText(documents=[], skips=SkipTally(each=[]))
         with closing(_OpenFolder(self._root)) as folder:
             for item in unit.items:
                 key = self._key(item.path)

@@ -1,8 +1,9 @@
 """Stage 3: ids <-> disk."""
 
-from penstock.store.preparation import PrepareOptions, PrepareResult, prepare
+from penstock.store.preparation import PrepareOptions, PrepareResult, estimate_store, prepare
 from penstock.store.provenance import document_origin, document_text, summary, token_origin
 from penstock.store.reader import Store, list_versions, open_store
+from penstock.store.removal import prune, remove
 from penstock.store.verification import Problem, verify
 
 __all__ = [
@@ -12,9 +13,12 @@ __all__ = [
     "Store",
     "document_origin",
     "document_text",
+    "estimate_store",
     "list_versions",
     "open_store",
     "prepare",
+    "prune",
+    "remove",
     "summary",
     "token_origin",
     "verify",

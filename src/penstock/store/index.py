@@ -1,12 +1,15 @@
 """The index of a version: every decision that needs the whole corpus.
 
-In: the records of all units. Out: documents in canonical order (by key), each with its place in a segment, its split
-and whether it is kept; counts; the store digest. Nothing here touches tokens. Memory: about 250 bytes per document.
+In: the records of all units and of what is taken over. Out: documents in canonical order (by key), each with its place
+in a segment, its split and whether it is kept; counts; the store digest. Tokens are read only to sign documents of
+older versions, where near copies are looked for. Memory: about 250 bytes per document, 500 with signatures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +22,27 @@ import pyarrow.parquet
 from penstock.errors import InputError
 from penstock.hashing import STRONG_HASH_BYTES
 from penstock.sources import printable
-from penstock.store.layout import DOCUMENTS_COLUMNS, DOCUMENTS_TABLE, INDEX_ARRAYS, REASONS, SegmentEntry, store_digest
+from penstock.store.decisions import Decisions, times_of
+from penstock.store.known import SegmentTokens
+from penstock.store.layout import (
+    DOCUMENTS_COLUMNS,
+    DOCUMENTS_TABLE,
+    INDEX_ARRAYS,
+    REASONS,
+    SIGNATURES_ARRAY,
+    SegmentEntry,
+    store_digest,
+)
+from penstock.store.near import SIGNATURE_BINS, cluster_figures, near_exclusions, signatures
 from penstock.store.splits import split_numbers
 from penstock.store.writer import UnitRecord, arrow_array
 
 __all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons"]
 
-KEPT, DUPLICATE, COPY_ACROSS_SPLITS = (REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits"))
+KEPT, DUPLICATE, COPY_ACROSS_SPLITS, NEAR_DUPLICATE = (
+    REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits", "near-duplicate")
+)
+SIGNED_AT_ONCE = 2**22
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +52,16 @@ class VersionIndex:
     arrays: dict[str, npt.NDArray[Any]]
     provenance: pa.Table
     segments: list[SegmentEntry]
+    options: dict[str, Any]
     digest: str
     counts: dict[str, Any]
+    signatures: npt.NDArray[np.uint16] | None = None
 
     def files(self) -> dict[str, bytes]:
         """The files of the index by name."""
         files = {f"{name}.array": array.tobytes() for name, array in self.arrays.items()}
+        if self.signatures is not None:
+            files[SIGNATURES_ARRAY] = self.signatures.tobytes()
         sink = pa.BufferOutputStream()
         pa.parquet.write_table(self.provenance, sink, compression="zstd")
         files[DOCUMENTS_TABLE] = sink.getvalue().to_pybytes()
@@ -51,29 +72,33 @@ def build_index(
     records: Sequence[UnitRecord],
     *,
     known_segments: Mapping[str, SegmentEntry],
-    shares: Mapping[str, float],
     sources: Sequence[str],
-    dedup: str,
+    decisions: Decisions,
     tokenizer_digest: str,
-    options: Mapping[str, Any],
+    source_options: Sequence[Mapping[str, Any]],
+    read_tokens: SegmentTokens,
 ) -> VersionIndex:
     """Orders, splits and deduplicates.
 
     Args:
-        records: every unit of the version.
+        records: every unit of the version, and what is taken over.
         known_segments: segments of earlier versions that records may point into.
-        shares: split name -> share, least protected first.
         sources: source names, in the manifest's order.
-        dedup: `exact` or `off`.
+        decisions: how to split, which copies go.
         tokenizer_digest: for the digest.
-        options: for the digest.
+        source_options: for the digest.
+        read_tokens: gives the tokens of documents that have no signature yet.
     """
     documents = pa.concat_tables(record.documents for record in records).sort_by("key").combine_chunks()
     _refuse_equal_keys(documents)
     available = {**known_segments, **{entry.name: entry for record in records for entry in record.segments}}
     used = sorted(set(documents["segment"].unique().to_pylist()))
-    split = split_numbers(_numbers(documents["group_hash"]), shares)
-    reason = exclusion_reasons(_hashes(documents), split, drop_duplicates=dedup == "exact")
+    decisions, split = _splits(documents, decisions)
+    reason = exclusion_reasons(_hashes(documents), split, drop_duplicates=decisions.dedup != "off")
+    signed, near_figures = None, None
+    if decisions.near_threshold is not None:
+        signed = _all_signatures(documents, available, read_tokens)
+        near_figures = _exclude_near_copies(signed, split, reason, threshold=decisions.near_threshold)
     arrays = {
         "segment": _positions(documents["segment"], used),
         "offset": _numbers(documents["offset"]),
@@ -85,15 +110,78 @@ def build_index(
     }
     arrays = {name: np.ascontiguousarray(array, dtype=INDEX_ARRAYS[name]) for name, array in arrays.items()}
     provenance = documents.select(list(DOCUMENTS_COLUMNS))
+    options = {"sources": list(source_options), **decisions.options()}
     return VersionIndex(
         arrays=arrays,
         provenance=provenance,
         segments=[available[name] for name in used],
+        options=options,
         digest=store_digest(
             tokenizer_digest=tokenizer_digest, options=options, columns=digest_columns(provenance, arrays)
         ),
-        counts=_counts(records, arrays, provenance, list(shares)),
+        counts=_counts(records, arrays, provenance, list(decisions.shares), near_figures),
+        signatures=signed,
     )
+
+
+def _splits(documents: pa.Table, decisions: Decisions) -> tuple[Decisions, npt.NDArray[np.uint8]]:
+    """Each document's split; cuts in time that weren't recorded before are drawn now, once and for all."""
+    if decisions.time is None:
+        return decisions, split_numbers(_numbers(documents["group_hash"]), decisions.shares)
+    times = times_of(documents["facts"].to_pylist(), decisions.time.fact)
+    if decisions.time.cuts is None:
+        drawn = decisions.time.drawn(times, _numbers(documents["length"]), decisions.shares)
+        decisions = dataclasses.replace(decisions, time=drawn)
+    return decisions, decisions.time.splits(times)  # type: ignore[union-attr]
+
+
+def _all_signatures(
+    documents: pa.Table, segments: Mapping[str, SegmentEntry], read_tokens: SegmentTokens
+) -> npt.NDArray[np.uint16]:
+    """One signature per document; those that no record brought are made from the stored tokens."""
+    lengths, joined = _binary(documents["signature"])
+    signed = np.zeros((documents.num_rows, SIGNATURE_BINS), np.uint16)
+    has_one = lengths > 0
+    signed[has_one] = np.frombuffer(joined, np.uint16).reshape(-1, SIGNATURE_BINS)
+    missing = np.flatnonzero(~has_one)
+    if not len(missing):
+        return signed
+    rows = documents.select(["segment", "offset", "length"]).take(arrow_array(missing, pa.int64()))
+    places = zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True)
+    for batch in _batches(list(zip(missing.tolist(), places, strict=True))):
+        tokens = [read_tokens(segments[segment], offset, length) for _, (segment, offset, length) in batch]
+        borders = np.concatenate([[0], np.cumsum([len(one) for one in tokens], dtype=np.int64)])
+        signed[[number for number, _ in batch]] = signatures(np.concatenate(tokens), borders)
+    return signed
+
+
+def _batches(entries: list[tuple[int, tuple[str, int, int]]]) -> Iterator[list[tuple[int, tuple[str, int, int]]]]:
+    """Runs of documents of about `SIGNED_AT_ONCE` tokens."""
+    batch, size = [], 0
+    for entry in entries:
+        batch.append(entry)
+        size += entry[1][2]
+        if size >= SIGNED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _exclude_near_copies(
+    signed: npt.NDArray[np.uint16], split: npt.NDArray[np.uint8], reason: npt.NDArray[np.uint8], *, threshold: float
+) -> dict[str, Any]:
+    """Marks near copies in `reason`; returns the figures that the version records about them."""
+    excluded, stands_for = near_exclusions(signed, split, reason == KEPT, threshold=threshold)
+    crosses = split != split[stands_for]
+    reason[excluded & crosses] = COPY_ACROSS_SPLITS
+    reason[excluded & ~crosses] = NEAR_DUPLICATE
+    return {
+        "threshold": threshold,
+        "excluded": int(excluded.sum()),
+        "across_splits": int((excluded & crosses).sum()),
+        **cluster_figures(stands_for, excluded),
+    }
 
 
 def digest_columns(provenance: pa.Table, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, bytes]:
@@ -199,7 +287,11 @@ def _loss_arrays(column: pa.ChunkedArray) -> dict[str, npt.NDArray[Any]]:
 
 
 def _counts(
-    records: Sequence[UnitRecord], arrays: Mapping[str, npt.NDArray[Any]], provenance: pa.Table, splits: list[str]
+    records: Sequence[UnitRecord],
+    arrays: Mapping[str, npt.NDArray[Any]],
+    provenance: pa.Table,
+    splits: list[str],
+    near_figures: dict[str, Any] | None,
 ) -> dict[str, Any]:
     kept = arrays["reason"] == KEPT
     length = arrays["length"].astype(np.uint64)
@@ -221,11 +313,28 @@ def _counts(
             "bytes": int(size[chosen].sum()),
         }
     documents = int(kept.sum())
-    return {
+    counts = {
         "found": documents + sum(skipped.values()),
         "documents": documents,
         "tokens": int(length[kept].sum()),
         "bytes": int(size[kept].sum()),
         "splits": per_split,
         "skipped": dict(sorted(skipped.items())),
+        "secrets": _redacted(provenance, kept),
     }
+    return counts if near_figures is None else {**counts, "near": near_figures}
+
+
+def _redacted(provenance: pa.Table, kept: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """How many secrets were taken out of the kept documents, by kind; each document's facts say it."""
+    marked = pa.compute.match_substring(provenance["facts"], '"secrets":{').combine_chunks()
+    numbers = [n for n in np.flatnonzero(marked.to_numpy(zero_copy_only=False)).tolist() if kept[n]]
+    kinds: dict[str, int] = {}
+    documents = 0
+    for facts in provenance["facts"].take(arrow_array(numbers, pa.int64())).to_pylist():
+        found = json.loads(facts).get("secrets")
+        if isinstance(found, dict) and all(type(count) is int for count in found.values()):
+            documents += 1
+            for kind, count in found.items():
+                kinds[kind] = kinds.get(kind, 0) + count
+    return {"documents": documents, "redacted": dict(sorted(kinds.items()))}

@@ -6,6 +6,7 @@ STORE/segments/NAME.blocks           one 64-bit checksum per 64 KiB of NAME.toke
 STORE/index/000001-DIGEST/*.array    flat arrays over the documents in canonical order
 STORE/index/000001-DIGEST/documents.parquet     provenance, same order
 STORE/tokenizers/HASH/tokenizer.json   named by the hash of its bytes
+STORE/cache/                         what became of each input, for the next prepare; no reader looks there
 STORE/work/                          records of finished units of an unfinished prepare; no reader looks there
 STORE/lock                           while a writer runs
 """
@@ -50,8 +51,10 @@ SEGMENTS = "segments"
 INDEX = "index"
 TOKENIZERS = "tokenizers"
 WORK = "work"
+CACHE = "cache"
 LOCK = "lock"
 DOCUMENTS_TABLE = "documents.parquet"
+SIGNATURES_ARRAY = "signatures.array"
 DOCUMENTS_COLUMNS: dict[str, str] = {
     "key": "binary",
     "path": "binary",
@@ -67,7 +70,7 @@ DOCUMENTS_COLUMNS: dict[str, str] = {
 }
 """Name and Arrow type of each column of the table of documents; none is ever null."""
 
-REASONS = ("kept", "duplicate", "copy-across-splits")
+REASONS = ("kept", "duplicate", "copy-across-splits", "near-duplicate")
 """What the `reason` array's numbers mean; 0 is in the data, the rest are exclusions decided over the whole."""
 
 INDEX_ARRAYS: dict[str, str] = {
@@ -225,7 +228,7 @@ def _value_problem(manifest: Manifest) -> str | None:
     checks = {
         "dtype": manifest.dtype in ("<u2", "<u4"),
         "block_bytes": manifest.block_bytes == BLOCK_BYTES,
-        "reasons": manifest.reasons == list(REASONS),
+        "reasons": len(manifest.reasons) >= 3 and manifest.reasons == list(REASONS[: len(manifest.reasons)]),
         "splits": bool(manifest.splits) and all(isinstance(name, str) for name in manifest.splits),
         "sources": all(
             isinstance(source, dict) and all(isinstance(source.get(key), str) for key in ("name", "location"))

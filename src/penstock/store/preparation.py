@@ -1,73 +1,126 @@
 """Raw input to a committed version of a store.
 
-    walk -> units -> [read | encode | write] on an engine -> records -> index -> manifest
+    walk -> units -> [read, clean | encode | write] on an engine -> records -> index -> manifest
+      '-> recognised inputs -> rows of the latest version -----------------------^
 
 A pure function of input bytes, tokenizer and options: units, workers, kills and reruns leave no trace in the digest.
-Units that an earlier, killed run finished are taken over; documents that an earlier version holds are not encoded again
-(same content, same tokenizer). The manifest is the commit; before it, readers see the old version and nothing else.
-Memory: two units per worker (about 4 times the unit size each) plus the index (250 bytes per document).
+Inputs that didn't change since the latest version are not read (`memory`); units that an earlier, killed run finished
+are taken over; documents that the latest version holds are not encoded again (same content, same tokenizer). The
+manifest is the commit; before it, readers see the old version and nothing else. Memory: two units per worker (about 4
+times the unit size each) plus the index (250 bytes per document).
 """
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import re
+import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from penstock import fs
 from penstock.engines import can_fork, run_units, run_units_in_processes
-from penstock.errors import ConfigError, DamagedStoreError, InputError, NotAStoreError, StoreError, TokenizerError
-from penstock.hashing import checksum_hex, digest_of, strong_hash, token_hash
-from penstock.sources import DEFAULT_UNIT_BYTES, Document, PartKind, SkipTally, Source, Unit, UnitText
+from penstock.errors import InputError, NotAStoreError, StoreError, TokenizerError
+from penstock.hashing import canonical_json, checksum_hex, digest_of, strong_hash, token_hash
+from penstock.sources import (
+    DEFAULT_UNIT_BYTES,
+    FilesSource,
+    PartKind,
+    SkipTally,
+    Source,
+    Unit,
+    UnitText,
+)
+from penstock.sources.hygiene import Cleaning, CleaningOptions
+from penstock.store.blocklist import Blocklist, recorded_rules
+from penstock.store.cleanup import remove_strangers
+from penstock.store.commit import commit_version, write_tokenizer
+from penstock.store.decisions import Decisions, differences
 from penstock.store.encoding import Room, Rooms, content_hash, encode_documents
 from penstock.store.index import VersionIndex, build_index
+from penstock.store.known import KnownDocuments, Place, SegmentTokens, document_rows
 from penstock.store.layout import (
+    CACHE,
     INDEX,
     LOCK,
     MANIFESTS,
     SEGMENTS,
     TOKENIZERS,
     WORK,
-    FileEntry,
     Manifest,
     SegmentEntry,
-    encode_manifest,
-    file_entry,
-    manifest_name,
 )
+from penstock.store.memory import RACY_NANOSECONDS, SourceMemory
+from penstock.store.near import NEAR_THRESHOLD, signatures
 from penstock.store.reader import Store, list_versions, open_store
-from penstock.store.splits import DEFAULT_SPLIT, group_hash, parse_split
-from penstock.store.writer import EncodedUnit, UnitRecord, read_unit_record, write_unit
+from penstock.store.space import Estimate, SpaceGuard, estimate
+from penstock.store.splits import DEFAULT_SPLIT, group_hash
+from penstock.store.writer import (
+    DOCUMENT_SCHEMA,
+    EncodedUnit,
+    UnitRecord,
+    arrow_array,
+    read_unit_record,
+    write_unit,
+)
 from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
 
-__all__ = ["PrepareOptions", "PrepareResult", "Progress", "prepare"]
+__all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
-# A file whose time stamp is this close to the moment it was read may have changed again within the clock's grain.
-RACY_NANOSECONDS = 2 * 10**9
+# Whose documents are cleaned as code unless asked otherwise.
+CODE_KINDS = ("files", "git")
 
 Progress = Callable[[int, int], None]
 """Called with (input bytes done, input bytes in all) after each unit."""
 
+Note = Callable[[str], None]
+"""Called with a line for people."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
-    """How to prepare; only `split`, `dedup` and `seed` touch the result."""
+    """How to prepare. The first group decides the result; the second doesn't touch it.
+
+    Attributes:
+        split: names and shares, the most protected last.
+        split_by: `group`, by the hash of each document's group; or `time`, oldest first.
+        split_at: for `time`, the moment each split but the first begins (`val=2025-01-01,test=2025-07-01`); None: those
+            that the store recorded, or else such as give each split its share.
+        time_field: the fact of documents that is their time.
+        dedup: which copies go besides those across splits: `exact`, `near` or `off`.
+        near_threshold: from which similarity on documents are near copies.
+        seed: of the splits.
+        cleaning: which content stays out, and what is done with secrets.
+        block: rules added to the store's blocklist.
+        workers, unit_bytes: how the work is cut and shared.
+        processes: whether workers are processes where they can be forked; None: if there are several.
+        vocab_size: of a vocabulary that must be trained.
+        control_tokens: that a trained vocabulary must have besides its own.
+        reread: read every input, whatever the store remembers of it.
+        break_lock: take over the lock of another host.
+    """
 
     split: str = DEFAULT_SPLIT
+    split_by: str = "group"
+    split_at: str | None = None
+    time_field: str = "time"
     dedup: str = "exact"
+    near_threshold: float = NEAR_THRESHOLD
     seed: int = 0
+    cleaning: CleaningOptions = field(default_factory=CleaningOptions)
+    block: tuple[str, ...] = ()
     workers: int = 1
-    processes: bool | None = None  # whether workers are processes where they can be forked; None: if there are several
+    processes: bool | None = None
     unit_bytes: int = DEFAULT_UNIT_BYTES
     vocab_size: int = DEFAULT_VOCAB_SIZE
-    control_tokens: tuple[str, ...] = ()  # that a trained vocabulary must have besides its own
+    control_tokens: tuple[str, ...] = ()
+    reread: bool = False
     break_lock: bool = False
 
 
@@ -81,6 +134,8 @@ class PrepareResult:
     units: int
     units_taken_over: int
     documents_reused: int
+    documents_repaired: int
+    expected_bytes: int | None
     committed: bool
     workers: str
     tokenizer_engine: dict[str, Any] = field(default_factory=dict)
@@ -93,6 +148,7 @@ def prepare(
     tokenizer: Tokenizer | None = None,
     options: PrepareOptions | None = None,
     on_progress: Progress | None = None,
+    on_note: Note | None = None,
 ) -> PrepareResult:
     """Tokenises the sources into the store at `out` and commits a version.
 
@@ -102,6 +158,7 @@ def prepare(
         tokenizer: without one, an existing store keeps its own, and a new one trains a vocabulary on the sources.
         options: see `PrepareOptions`.
         on_progress: called after each unit.
+        on_note: called with a line for people, such as what differs from the version before.
 
     Raises:
         InputError: there is nothing to prepare.
@@ -110,23 +167,35 @@ def prepare(
     """
     started = time.perf_counter()
     options = options or PrepareOptions()
-    if options.dedup not in ("exact", "off"):
-        raise ConfigError(f"--dedup {options.dedup!r} isn't available", hint="choose exact or off")
-    shares = parse_split(options.split)
+    _decisions(options, previous=None, blocklist=Blocklist(options.block))  # wrong words are refused before all else
     _refuse_foreign_folder(out)
     with fs.fail_as_disk_error(f"writing the store {out}"):
         is_new = not out.exists()
-        for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK):
+        for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, CACHE):
             fs.make_folder(out / folder)
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
                 tokenizer = tokenizer or _default_tokenizer(out, sources, options)
-                with contextlib.closing(_Job(out, sources, tokenizer, shares, options)) as job:
+                with contextlib.closing(_Job(out, sources, tokenizer, options, on_note)) as job:
                     return job.run(started, on_progress)
             except (InputError, TokenizerError):
                 if is_new and not list_versions(out):  # another process may have been faster, and luckier
                     fs.remove_tree(out)  # nothing came of it: leave the disk as it was
                 raise
+
+
+def estimate_store(
+    sources: Sequence[Source], out: Path, *, tokenizer: Tokenizer | None = None, options: PrepareOptions | None = None
+) -> Estimate:
+    """What `prepare` would take, from a sample; writes nothing."""
+    options = options or PrepareOptions()
+    tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+    cleaning = {source.name: _cleaning_of(source, options) for source in sources}
+    return estimate(sources, out, tokenizer=tokenizer, cleaning=cleaning, unit_bytes=options.unit_bytes)
+
+
+def _cleaning_of(source: Source, options: PrepareOptions) -> Cleaning:
+    return Cleaning(options.cleaning, is_code=source.options().get("kind") in CODE_KINDS)
 
 
 class _Job:
@@ -137,52 +206,60 @@ class _Job:
         out: Path,
         sources: Sequence[Source],
         tokenizer: Tokenizer,
-        shares: Mapping[str, float],
         options: PrepareOptions,
+        on_note: Note | None,
     ) -> None:
         self._out = out
         self._sources = {source.name: source for source in sources}
         self._tokenizer = tokenizer
-        self._shares = shares
         self._options = options
+        self._note = on_note or (lambda line: None)
         versions = list_versions(out)
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
-        self._known = _KnownDocuments(self._previous, tokenizer)
+        self._known = KnownDocuments(self._previous, tokenizer)
         self._rooms = Rooms(tokenizer.dtype)
         wanted = options.workers > 1 if options.processes is None else options.processes
         self._in_processes = wanted and can_fork()
         self._units_taken_over = 0
         self._documents_reused = 0
-        source_options = [self._sources[name].options() for name in sorted(self._sources)]
-        self._digest_options = {
-            "sources": source_options,
-            "split": [[name, f"{share:.12g}"] for name, share in shares.items()],  # a list: their order is meaning
-            "dedup": options.dedup,
-            "seed": options.seed,
-        }
+        self._documents_repaired = 0
+        self._expected_bytes: int | None = None
+        self._cleaning = {name: _cleaning_of(source, options) for name, source in self._sources.items()}
+        self._blocklist = Blocklist([*recorded_rules(self._previous), *options.block])
+        self._decisions = _decisions(options, previous=self._previous, blocklist=self._blocklist)
+        source_options = {name: self._source_options(name) for name in sorted(self._sources)}
+        self._digest_options = {"sources": list(source_options.values()), **self._decisions.options()}
         # What a unit's record depends on besides its input. The previous version matters because records point into it.
         previous = self._previous.digest if self._previous else None
-        self._task = digest_of([tokenizer.digest, source_options, options.seed, previous])
+        blocked = self._blocklist.rules
+        signed = self._decisions.near_threshold is not None
+        self._task = digest_of(
+            [tokenizer.digest, list(source_options.values()), options.seed, blocked, signed, previous]
+        )
+        self._memories = {
+            name: SourceMemory(
+                out,
+                name,
+                task=digest_of([tokenizer.digest, source_options[name], options.seed, blocked]),
+                previous=self._previous,
+                believe=not options.reread,
+            )
+            for name in self._sources
+        }
 
     def run(self, started: float, on_progress: Progress | None) -> PrepareResult:
         """Everything from the lock to the commit."""
         fs.remove_leftovers(self._out)
+        self._tell_what_differs()
+        started_ns = time.time_ns()
         records = list(self._records(on_progress))
-        if not any(record.documents.num_rows for record in records):
-            raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
-        index = build_index(
-            records,
-            known_segments=self._known.segments,
-            shares=self._shares,
-            sources=sorted(self._sources),
-            dedup=self._options.dedup,
-            tokenizer_digest=self._tokenizer.digest,
-            options=self._digest_options,
-        )
-        committed = self._previous is None or self._previous.digest != index.digest
-        manifest = self._commit(index, records) if committed else self._previous.manifest  # type: ignore[union-attr]
-        self._remove_strangers()
+        if self._is_unchanged(records):
+            manifest, committed = self._previous.manifest, False  # type: ignore[union-attr]
+            self._documents_reused = manifest.num_documents
+        else:
+            manifest, committed = self._new_version([*records, *self._recognised()], started_ns)
+        remove_strangers(self._out)
         return PrepareResult(
             store=self._out,
             manifest=manifest,
@@ -190,6 +267,8 @@ class _Job:
             units=len(records),
             units_taken_over=self._units_taken_over,
             documents_reused=self._documents_reused,
+            documents_repaired=self._documents_repaired,
+            expected_bytes=self._expected_bytes,
             committed=committed,
             workers=_counted(self._options.workers, "process", "processes")
             if self._in_processes
@@ -199,35 +278,101 @@ class _Job:
 
     def close(self) -> None:
         """Gives back the previous version's maps."""
+        for source in self._sources.values():
+            if isinstance(source, FilesSource):
+                source.memory = None
         if self._previous is not None:
             self._previous.close()
+
+    def _source_options(self, name: str) -> dict[str, Any]:
+        return {**self._sources[name].options(), "cleaning": self._cleaning[name].options()}
+
+    def _tell_what_differs(self) -> None:
+        if self._previous is not None:
+            for line in differences(self._previous.manifest, self._tokenizer, self._digest_options):
+                self._note(line)
+
+    def _new_version(self, records: Sequence[UnitRecord], started_ns: int) -> tuple[Manifest, bool]:
+        """Builds the index over everything and commits it, unless it is what the latest version is already."""
+        if not any(record.documents.num_rows for record in records):
+            raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
+        index = build_index(
+            records,
+            known_segments=self._known.segments,
+            sources=sorted(self._sources),
+            decisions=self._decisions,
+            tokenizer_digest=self._tokenizer.digest,
+            source_options=self._digest_options["sources"],
+            read_tokens=SegmentTokens(self._out, self._tokenizer.dtype),
+        )
+        committed = self._previous is None or self._previous.digest != index.digest or self._documents_repaired > 0
+        manifest = self._commit(index, records) if committed else self._previous.manifest  # type: ignore[union-attr]
+        self._remember(index, records, started_ns)
+        return manifest, committed
+
+    def _recognised(self) -> Iterator[UnitRecord]:
+        """What inputs that didn't change contribute, source by source."""
+        for memory in self._memories.values():
+            numbers = memory.recognised_rows
+            documents = DOCUMENT_SCHEMA.empty_table()
+            if len(numbers) and self._previous is not None:
+                documents = document_rows(self._previous, numbers)
+                self._documents_reused += len(numbers)
+            yield UnitRecord(documents=documents, segments=[], skips=memory.recognised_skips)
+
+    def _is_unchanged(self, records: Sequence[UnitRecord]) -> bool:
+        """Whether nothing was read, nothing is missing and nothing else is asked for than the latest version has."""
+        if self._previous is None or any(record.documents.num_rows for record in records):
+            return False
+        manifest = self._previous.manifest
+        same_sources = {source["name"] for source in manifest.sources} == set(self._sources)
+        same_task = (manifest.tokenizer["digest"], canonical_json(manifest.options)) == (
+            self._tokenizer.digest,
+            canonical_json(self._digest_options),
+        )
+        return same_sources and same_task and all(memory.is_unchanged for memory in self._memories.values())
+
+    def _remember(self, index: VersionIndex, records: Sequence[UnitRecord], started_ns: int) -> None:
+        """Writes what became of the inputs, for the next run. The version is committed: this may be lost."""
+        left_out = {key: reason for record in records for key, reason in record.left_out}
+        names = sorted(self._sources)
+        for name, memory in self._memories.items():
+            rows = np.flatnonzero(index.arrays["source"] == names.index(name))
+            keys = index.provenance["key"].take(arrow_array(rows, pa.int64()))
+            memory.save(started_ns=started_ns, digest=index.digest, keys=keys, left_out=left_out, latest=self._previous)
 
     def _records(self, on_progress: Progress | None) -> Iterator[UnitRecord]:
         """The record of each unit, in order; those that an earlier run finished are not run again."""
         finished: dict[int, UnitRecord] = {}
         walked: list[Unit] = []
         sizes = {"walked": 0, "done": 0}
+        guard, walk_is_over = SpaceGuard(self._out), False
 
         def unfinished() -> Iterator[Unit]:
+            nonlocal walk_is_over
             for unit in self._walk():
                 record = self._finished(unit)
                 if record is not None:
                     finished[len(walked)] = record
+                    self._units_taken_over += bool(unit.items)
                 walked.append(unit)
                 sizes["walked"] += unit.input_bytes
                 if record is None:
                     yield unit
+            walk_is_over = True
 
-        def progress(unit: Unit) -> None:
+        def progress(unit: Unit, record: UnitRecord) -> UnitRecord:
+            if not isinstance(self._sources[unit.source], FilesSource):
+                self._memories[unit.source].saw_unit(unit, record.documents["key"].to_pylist(), record.skips)
             sizes["done"] += unit.input_bytes
             if on_progress:
                 on_progress(sizes["done"], sizes["walked"])
+            return record
 
         number = 0
-        for unit, reused in self._run(unfinished()):
+        for unit, (reused, repaired) in self._run(unfinished()):
             while walked[number] is not unit:
-                yield finished[number]
-                progress(walked[number])
+                yield progress(walked[number], finished[number])
                 number += 1
             record = read_unit_record(self._record_path(unit))
             if record is None:
@@ -235,22 +380,38 @@ class _Job:
                     f"{self._record_path(unit)} is missing or damaged a moment after it was written",
                     hint="check the disk; is another program cleaning that folder? Then run the same command again",
                 )
-            yield record
-            progress(unit)
+            guard.done(
+                input_bytes=unit.input_bytes,
+                written_bytes=sum(entry.bytes for entry in record.segments),
+                documents=record.documents.num_rows,
+                left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
+            )
+            yield progress(unit, record)
             self._documents_reused += reused
+            self._documents_repaired += repaired
             number += 1
         for rest in range(number, len(walked)):
-            yield finished[rest]
-            progress(walked[rest])
-        self._units_taken_over = len(finished)
+            yield progress(walked[rest], finished[rest])
+        self._expected_bytes = guard.expected_bytes
 
     def _walk(self) -> Iterator[Unit]:
-        for source in self._sources.values():
-            yield from source.units(self._options.unit_bytes)
+        """The units that must be looked at: those of inputs that the memory doesn't recognise."""
+        for name, source in self._sources.items():
+            memory = self._memories[name]
+            if isinstance(source, FilesSource):
+                source.memory = memory
+                yield from source.units(self._options.unit_bytes)
+            else:
+                yield from (unit for unit in source.units(self._options.unit_bytes) if not memory.recognises_unit(unit))
 
-    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, int]]:
-        """Each unit with the number of its documents that were taken over from an earlier version."""
+    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, tuple[int, int]]]:
+        """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
         workers = self._options.workers
+        first = next(units, None)
+        if first is None:
+            return iter(())  # nobody to start for nothing
+        self._known.load()
+        units = itertools.chain([first], units)
         if self._in_processes:
             _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
             return run_units_in_processes(
@@ -260,20 +421,24 @@ class _Job:
         return run_units(list(units), read=self._read, encode=self._encode, write=self._write_unit, workers=workers)
 
     def _read(self, unit: Unit) -> _ReadUnit:
-        """Documents and their content hashes."""
+        """Documents, clean, and their content hashes."""
         started_ns = time.time_ns()
-        text = self._sources[unit.source].read(unit)
+        text = self._cleaning[unit.source].clean(self._sources[unit.source].read(unit))
         hashes = [content_hash(document) for document in text.documents]
+        if self._blocklist.rules:
+            text, hashes = self._blocklist.without_blocked(text, hashes)
         return _ReadUnit(text=text, content_hashes=hashes, started_ns=started_ns)
 
     def _encode(self, unit: Unit, read: _ReadUnit) -> _Encoded:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
         documents, contents = read.text.documents, read.content_hashes
+        damaged_before = self._known.damaged
         known = self._known.find_all(documents, contents)
         fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
         room = self._rooms.borrow()
         payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
-        starts = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+        borders = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        starts = borders.tolist()
         new_places = iter(
             (None, starts[n], lengths[n], token_hash(payload[starts[n] : starts[n + 1]]), loss_runs[n])
             for n in range(len(fresh))
@@ -297,63 +462,57 @@ class _Job:
             "offset": [place[1] for place in places],
             "length": [place[2] for place in places],
             "loss_runs": [place[4] for place in places],
+            "signature": self._signatures(payload, borders, known),
         }
         skips = SkipTally()
         skips.merge([unit.skips, read.text.skips])
         encoded = EncodedUnit(
-            payload=payload, columns=columns, skips=skips, input_bytes=unit.input_bytes, started_ns=read.started_ns
+            payload=payload,
+            columns=columns,
+            skips=skips,
+            left_out=read.text.skips.each or (),
+            input_bytes=unit.input_bytes,
+            started_ns=read.started_ns,
         )
-        return _Encoded(unit=encoded, room=room, reused=len(documents) - len(fresh))
+        repaired = self._known.damaged - damaged_before
+        return _Encoded(unit=encoded, room=room, reused=len(documents) - len(fresh), repaired=repaired)
 
-    def _write_unit(self, unit: Unit, encoded: _Encoded) -> int:
+    def _signatures(
+        self, payload: npt.NDArray[Any], borders: npt.NDArray[np.int64], known: Sequence[Place | None]
+    ) -> list[bytes]:
+        """Of the fresh documents, where near copies are looked for; the index makes those of the others."""
+        if self._decisions.near_threshold is None:
+            return [b""] * len(known)
+        fresh = iter(signatures(payload, borders))
+        return [b"" if place is not None else next(fresh).tobytes() for place in known]
+
+    def _write_unit(self, unit: Unit, encoded: _Encoded) -> tuple[int, int]:
         write_unit(self._out, self._record_path(unit), encoded.unit)
         self._rooms.give_back(encoded.room)
-        return encoded.reused
+        return encoded.reused, encoded.repaired
 
     def _commit(self, index: VersionIndex, records: Sequence[UnitRecord]) -> Manifest:
-        """Writes index and tokenizer, then the manifest: from there on the version exists."""
-        folder = f"{INDEX}/{self._version:06d}-{index.digest[:12]}"
-        fs.make_folder(self._out / folder)
-        entries = [self._write(f"{folder}/{name}", data) for name, data in index.files().items()]
-        # Named by its bytes: files that differ in spelling only have one digest, and an older version names the other.
-        source_json = self._tokenizer.spec.source_json
-        tokenizer_folder = f"{TOKENIZERS}/{strong_hash(source_json).hex()[:32]}"
-        fs.make_folder(self._out / tokenizer_folder)
-        tokenizer_file = self._write(f"{tokenizer_folder}/tokenizer.json", source_json)
         skips = SkipTally()
         skips.merge(record.skips for record in records)
-        manifest = Manifest(
+        return commit_version(
+            self._out,
+            index,
             version=self._version,
-            digest=index.digest,
-            created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
             dtype=self._tokenizer.dtype.str,
             tokenizer=self._tokenizer.describe(),
-            tokenizer_file=tokenizer_file,
-            options=self._digest_options,
+            tokenizer_file=write_tokenizer(self._out, self._tokenizer.spec.source_json),
             sources=[{"name": name, "location": self._sources[name].location} for name in sorted(self._sources)],
-            splits=list(self._shares),
-            counts=index.counts,
-            segments=index.segments,
-            index=entries,
-            num_documents=index.provenance.num_rows,
+            splits=list(self._decisions.shares),
             skipped_examples=skips.examples,
         )
-        if not fs.create_if_absent(self._out / MANIFESTS / manifest_name(self._version), encode_manifest(manifest)):
-            raise StoreError(
-                f"version {self._version} of {self._out} was committed by another process meanwhile",
-                hint="run the command again; it builds on that version",
-            )
-        return manifest
-
-    def _write(self, name: str, data: bytes) -> FileEntry:
-        fs.write_atomic(self._out / name, data)
-        return file_entry(name, data)
 
     def _record_path(self, unit: Unit) -> Path:
         return self._out / WORK / f"{digest_of([self._task, unit.source, unit.fingerprint])[:32]}.arrow"
 
     def _finished(self, unit: Unit) -> UnitRecord | None:
         """The unit's record, if an earlier run finished it, its input is surely the same and its segments are there."""
+        if not unit.items:  # there is nothing to read
+            return UnitRecord(documents=DOCUMENT_SCHEMA.empty_table(), segments=[], skips=unit.skips)
         record = read_unit_record(self._record_path(unit))
         if record is None or record.started_ns - RACY_NANOSECONDS <= unit.newest_change_ns:
             return None
@@ -362,30 +521,6 @@ class _Job:
         if not whole or not set(record.documents["segment"].unique().to_pylist()) <= known:
             return None
         return record
-
-    def _remove_strangers(self) -> None:
-        """Removes what no version refers to: leftovers of killed or superseded runs.
-
-        Only names that we give are touched; whatever else someone put there is theirs.
-        """
-        segments: set[str] = set()
-        folders: set[str] = set()
-        for version in list_versions(self._out):
-            manifest = open_store(self._out, version=version).manifest
-            segments |= {entry.name for entry in manifest.segments}
-            folders |= {entry.name.rpartition("/")[0] for entry in [*manifest.index, manifest.tokenizer_file]}
-        for path in self._named_by_us(WORK, r"[0-9a-f]{32}\.arrow"):
-            fs.remove_file(path)
-        for path in self._named_by_us(SEGMENTS, r"[0-9a-f]{32}\.(tokens|blocks)"):
-            if path.stem not in segments:
-                fs.remove_file(path)
-        for kind, pattern in ((INDEX, r"[0-9]{6,}-[0-9a-f]{12}"), (TOKENIZERS, r"[0-9a-f]{32}")):
-            for path in self._named_by_us(kind, pattern):
-                if f"{kind}/{path.name}" not in folders:
-                    fs.remove_tree(path)
-
-    def _named_by_us(self, folder: str, pattern: str) -> list[Path]:
-        return [path for path in (self._out / folder).iterdir() if re.fullmatch(pattern, path.name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,43 +539,21 @@ class _Encoded:
     unit: EncodedUnit
     room: Room
     reused: int
+    repaired: int
 
 
-_Place = tuple[str | None, int, int, bytes, list[int] | None]
-"""Where a document's tokens are: (segment or None for the unit's own, offset, length, token hash, loss runs)."""
-
-
-class _KnownDocuments:
-    """The plain documents of the latest version, by content, when its tokenizer is the same."""
-
-    def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
-        self.segments: dict[str, SegmentEntry] = {}
-        self._store = store
-        self._numbers: dict[bytes, int] = {}
-        if store is None or store.manifest.tokenizer["digest"] != tokenizer.digest:
-            return
-        self.segments = {entry.name: entry for entry in store.manifest.segments}
-        with_runs = set(store.arrays["loss_documents"].tolist())
-        contents = store.provenance()["content_hash"].to_pylist()
-        self._numbers = {content: number for number, content in enumerate(contents) if number not in with_runs}
-
-    def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[_Place | None]:
-        """Where each document was stored before, or None."""
-        if not self._numbers:
-            return [None] * len(documents)
-        return [self.find(document, content) for document, content in zip(documents, contents, strict=True)]
-
-    def find(self, document: Document, content: bytes) -> _Place | None:
-        """Where the same content was stored before, or None."""
-        number = self._numbers.get(content) if document.is_plain else None
-        if number is None or self._store is None:
-            return None
-        try:
-            tokens = self._store.document_tokens(number)
-        except DamagedStoreError:
-            return None  # encoded again, so that the damage ends with the version that has it
-        segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
-        return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
+def _decisions(options: PrepareOptions, *, previous: Store | None, blocklist: Blocklist) -> Decisions:
+    return Decisions.from_words(
+        split=options.split,
+        seed=options.seed,
+        dedup=options.dedup,
+        near_threshold=options.near_threshold,
+        split_by=options.split_by,
+        split_at=options.split_at,
+        time_field=options.time_field,
+        previous=previous,
+        blocklist=blocklist,
+    )
 
 
 def _counted(number: int, one: str, more: str) -> str:
@@ -486,7 +599,7 @@ def _refuse_foreign_folder(out: Path) -> None:
     if not out.is_dir() or list_versions(out):
         return
     # Before its first commit a store holds these and nothing else; a `manifests` folder alone proves nothing.
-    ours = {MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, LOCK}
+    ours = {MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, CACHE, LOCK}
     found = {entry.name for entry in out.iterdir()}
     if found and (not (out / MANIFESTS).is_dir() or found - ours):
         raise NotAStoreError(

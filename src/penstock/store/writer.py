@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +25,17 @@ from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES, checksum, chec
 from penstock.sources import SkipTally
 from penstock.store.layout import SEGMENTS, SegmentEntry, block_checksums
 
-__all__ = ["DOCUMENT_SCHEMA", "EncodedUnit", "UnitRecord", "read_unit_record", "write_unit"]
+__all__ = [
+    "DOCUMENT_SCHEMA",
+    "EncodedUnit",
+    "UnitRecord",
+    "arrow_array",
+    "decode_table",
+    "encode_table",
+    "read_unit_record",
+    "write_segment",
+    "write_unit",
+]
 
 DOCUMENT_SCHEMA = pa.schema(
     [
@@ -44,9 +55,11 @@ DOCUMENT_SCHEMA = pa.schema(
         ("offset", pa.uint64()),
         ("length", pa.uint32()),
         ("loss_runs", pa.list_(pa.uint32())),
+        ("signature", pa.binary()),
     ]
 )
-"""One row per document. `loss_runs` is null where every token carries loss, else flat pairs (first token, count)."""
+"""One row per document. `loss_runs` is null where every token carries loss, else flat pairs (first token, count);
+`signature` is empty where near copies aren't looked for."""
 
 
 @dataclass(kw_only=True)
@@ -57,6 +70,7 @@ class EncodedUnit:
         payload: the new tokens of the unit, in store width.
         columns: the document columns of `DOCUMENT_SCHEMA`; `segment` is None where the tokens are in `payload`.
         skips: what was left out, unread and read.
+        left_out: (key, reason) of each file that was read and left out, from sources that tell.
         input_bytes: bytes of the input files.
         started_ns: wall clock before the first file was read.
     """
@@ -64,6 +78,7 @@ class EncodedUnit:
     payload: npt.NDArray[Any]
     columns: dict[str, list[Any]]
     skips: SkipTally
+    left_out: Sequence[tuple[bytes, str]] = ()
     input_bytes: int
     started_ns: int
 
@@ -75,13 +90,14 @@ class UnitRecord:
     documents: pa.Table
     segments: list[SegmentEntry]
     skips: SkipTally = field(default_factory=SkipTally)
+    left_out: Sequence[tuple[bytes, str]] = ()
     input_bytes: int = 0
     started_ns: int = 0
 
 
 def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
     """Writes the unit's segment, then its record."""
-    segments = [_write_segment(store, unit.payload)] if unit.payload.size else []
+    segments = [write_segment(store, unit.payload)] if unit.payload.size else []
     own_name = segments[0].name if segments else None
     columns = {**unit.columns, "segment": [name or own_name for name in unit.columns["segment"]]}
     arrays = [arrow_array(columns[column.name], column.type) for column in DOCUMENT_SCHEMA]
@@ -89,6 +105,7 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
         documents=pa.Table.from_arrays(arrays, schema=DOCUMENT_SCHEMA),
         segments=segments,
         skips=unit.skips,
+        left_out=unit.left_out,
         input_bytes=unit.input_bytes,
         started_ns=unit.started_ns,
     )
@@ -96,7 +113,7 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
     return record
 
 
-def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def arrow_array(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
     """A column from Python values, by its buffers.
 
     `pa.array` of a list imports pandas where that is installed, to ask whether the list is a pandas object: half a
@@ -106,7 +123,7 @@ def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
         # Almost always all None; the rare column of loss runs may cost what it costs.
         return pa.nulls(len(values), kind) if not any(values) else pa.array(values, kind)
     if pa.types.is_integer(kind):
-        numbers = np.array(values, kind.to_pandas_dtype())
+        numbers = np.ascontiguousarray(values, kind.to_pandas_dtype())
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
     encoded = [value.encode() for value in values] if pa.types.is_string(kind) else values
     joined = pa.py_buffer(b"".join(encoded))
@@ -117,7 +134,7 @@ def arrow_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(borders), joined])
 
 
-def _write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
+def write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:
     """Named by content, so that doing a unit again after a kill writes the same file."""
     name = token_hash(payload).hex()
     blocks = block_checksums(payload).tobytes()
@@ -132,19 +149,43 @@ def _encode_record(record: UnitRecord) -> bytes:
         "segments": [vars(entry) for entry in record.segments],
         "skip_counts": record.skips.counts,
         "skip_examples": record.skips.examples,
+        "left_out": [(os.fsdecode(key), reason) for key, reason in record.left_out],
         "input_bytes": record.input_bytes,
         "started_ns": record.started_ns,
     }
+    return encode_table(record.documents, facts)
+
+
+def read_unit_record(path: Path) -> UnitRecord | None:
+    """The record of a unit that an earlier run finished; None when there is none or it is damaged."""
+    decoded = decode_table(path)
+    if decoded is None:
+        return None
+    table, facts = decoded
+    if table.schema.names != DOCUMENT_SCHEMA.names:
+        return None  # written by another version of this program
+    return UnitRecord(
+        documents=table,
+        segments=[SegmentEntry(**entry) for entry in facts["segments"]],
+        skips=SkipTally(facts["skip_counts"], facts["skip_examples"]),
+        left_out=[(os.fsencode(key), reason) for key, reason in facts["left_out"]],
+        input_bytes=facts["input_bytes"],
+        started_ns=facts["started_ns"],
+    )
+
+
+def encode_table(table: pa.Table, facts: dict[str, Any]) -> bytes:
+    """An Arrow file with facts beside the table, and a checksum at its end: for what only writers read."""
     sink = io.BytesIO()
-    table = record.documents.replace_schema_metadata({"penstock": json.dumps(facts)})
+    table = table.replace_schema_metadata({"penstock": json.dumps(facts)})
     with pa.ipc.new_file(sink, table.schema) as writer:
         writer.write_table(table)
     body = sink.getvalue()
     return body + checksum(body).to_bytes(8, "little")
 
 
-def read_unit_record(path: Path) -> UnitRecord | None:
-    """The record of a unit that an earlier run finished; None when there is none or it is damaged."""
+def decode_table(path: Path) -> tuple[pa.Table, dict[str, Any]] | None:
+    """What `encode_table` made; None where there is no such file or it is damaged."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -154,10 +195,4 @@ def read_unit_record(path: Path) -> UnitRecord | None:
         return None
     table = pa.ipc.open_file(pa.BufferReader(body)).read_all()
     facts = json.loads(table.schema.metadata[b"penstock"])
-    return UnitRecord(
-        documents=table.replace_schema_metadata(None),
-        segments=[SegmentEntry(**entry) for entry in facts["segments"]],
-        skips=SkipTally(facts["skip_counts"], facts["skip_examples"]),
-        input_bytes=facts["input_bytes"],
-        started_ns=facts["started_ns"],
-    )
+    return table.replace_schema_metadata(None), facts

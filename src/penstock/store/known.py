@@ -1,0 +1,132 @@
+"""What the latest version knows already: documents by content, and whole rows of its index.
+
+A document whose content and tokenizer are the same isn't encoded again: the new version points to its tokens. Rows of
+inputs that didn't change at all are taken over as they are, without reading anything but the index. Memory: the
+documents table of that version, and 100 bytes per document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from penstock.errors import DamagedStoreError
+from penstock.hashing import token_hash
+from penstock.sources import Document
+from penstock.store.layout import BLOCK_BYTES, DOCUMENTS_COLUMNS, SegmentEntry
+from penstock.store.reader import Segment, Store
+from penstock.store.writer import DOCUMENT_SCHEMA, arrow_array
+from penstock.tokenize import Tokenizer
+
+__all__ = ["KnownDocuments", "Place", "SegmentTokens", "document_rows"]
+
+Place = tuple[str | None, int, int, bytes, list[int] | None]
+"""Where a document's tokens are: (segment or None for the unit's own, offset, length, token hash, loss runs)."""
+
+
+class KnownDocuments:
+    """The plain documents of a version, by content, when its tokenizer is the same.
+
+    Attributes:
+        segments: the version's segments by name; empty when nothing of it can be used.
+        damaged: documents of known content whose tokens aren't what was committed, and are encoded again.
+    """
+
+    def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
+        self.segments: dict[str, SegmentEntry] = {}
+        self.damaged = 0
+        self._store: Store | None = None
+        self._numbers: dict[bytes, int] | None = None
+        if store is not None and store.manifest.tokenizer["digest"] == tokenizer.digest:
+            self._store = store
+            self.segments = {entry.name: entry for entry in store.manifest.segments}
+
+    def load(self) -> None:
+        """Reads what `find_all` needs; worker processes inherit it instead of reading it each."""
+        if self._store is None or self._numbers is not None:
+            return
+        with_runs = set(self._store.arrays["loss_documents"].tolist())
+        contents = self._store.provenance()["content_hash"].to_pylist()
+        self._numbers = {content: number for number, content in enumerate(contents) if number not in with_runs}
+
+    def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[Place | None]:
+        """Where each document was stored before, or None."""
+        if self._store is None:
+            return [None] * len(documents)
+        self.load()
+        return [self._find(document, content) for document, content in zip(documents, contents, strict=True)]
+
+    def _find(self, document: Document, content: bytes) -> Place | None:
+        number = self._numbers.get(content) if self._numbers and document.is_plain else None
+        if number is None or self._store is None:
+            return None
+        try:
+            tokens = self._store.document_tokens(number)
+        except DamagedStoreError:
+            self.damaged += 1  # encoded again, so that the damage ends with the version that has it
+            return None
+        segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
+        return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
+
+
+class SegmentTokens:
+    """Checked tokens by segment and place, whether a version names the segment yet or not."""
+
+    def __init__(self, store: Path, dtype: np.dtype[Any]) -> None:
+        self._store = store
+        self._dtype = dtype
+        self._open: dict[str, Segment] = {}
+
+    def __call__(self, entry: SegmentEntry, offset: int, length: int) -> npt.NDArray[Any]:
+        """The tokens, as a view that is valid as long as this object."""
+        segment = self._open.get(entry.name)
+        if segment is None:
+            seen = np.zeros(-(-entry.bytes // BLOCK_BYTES), np.bool_)
+            segment = self._open[entry.name] = Segment(self._store, entry, self._dtype, seen)
+        first, last = offset * self._dtype.itemsize, (offset + length) * self._dtype.itemsize
+        segment.check_blocks(range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)))
+        return segment.tokens[offset : offset + length]
+
+
+def document_rows(store: Store, numbers: npt.NDArray[np.int64]) -> pa.Table:
+    """Documents of a version as the records of units have them, to stand in the index of another."""
+    provenance = store.provenance().take(arrow_array(numbers.astype(np.int64), pa.int64()))
+    columns = {name: provenance[name].combine_chunks() for name in DOCUMENTS_COLUMNS}
+    segments = [entry.name for entry in store.manifest.segments]
+    sources = [source["name"] for source in store.manifest.sources]
+    columns["segment"] = _named(store.arrays["segment"][numbers], segments)
+    columns["source"] = _named(store.arrays["source"][numbers], sources)
+    for name in ("offset", "length"):
+        columns[name] = arrow_array(store.arrays[name][numbers], DOCUMENT_SCHEMA.field(name).type)
+    columns["loss_runs"] = arrow_array(_loss_runs(store, numbers), DOCUMENT_SCHEMA.field("loss_runs").type)
+    columns["signature"] = arrow_array(_signatures(store, numbers), DOCUMENT_SCHEMA.field("signature").type)
+    return pa.Table.from_arrays([columns[field.name] for field in DOCUMENT_SCHEMA], schema=DOCUMENT_SCHEMA)
+
+
+def _named(positions: npt.NDArray[Any], names: Sequence[str]) -> pa.Array:
+    values = arrow_array(list(names), pa.string())
+    return values.take(arrow_array(positions.astype(np.int64), pa.int64()))
+
+
+def _loss_runs(store: Store, numbers: npt.NDArray[np.int64]) -> list[list[int] | None]:
+    with_runs, starts = store.arrays["loss_documents"], store.arrays["loss_starts"]
+    if not len(with_runs):
+        return [None] * len(numbers)
+    entries = np.searchsorted(with_runs, numbers.astype(np.uint64))
+    runs = store.arrays["loss_runs"]
+    return [
+        runs[2 * int(starts[entry]) : 2 * int(starts[entry + 1])].tolist()
+        if entry < len(with_runs) and int(with_runs[entry]) == number
+        else None
+        for entry, number in zip(entries.tolist(), numbers.tolist(), strict=True)
+    ]
+
+
+def _signatures(store: Store, numbers: npt.NDArray[np.int64]) -> list[bytes]:
+    signatures = store.signatures()
+    return [b""] * len(numbers) if signatures is None else [row.tobytes() for row in signatures[numbers]]
