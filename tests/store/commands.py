@@ -89,6 +89,7 @@ class _Seam:
         self._order = order
         self._log = log
         self._main = os.getpid()
+        self._orders = os.dup(0)  # multiprocessing closes a worker's own
         self._count = mmap.mmap(-1, 8)
         self._threads = threading.Lock()
 
@@ -101,7 +102,7 @@ class _Seam:
             os.kill(os.getpid(), signal.SIGKILL)
         if number == order.get("hold_at"):
             _say(holding=os.getpid())
-            sys.stdin.readline()
+            os.read(self._orders, 4096)
         fail_at = order.get("fail_at")
         if "interrupt_at" in order and not is_worker and number >= order["interrupt_at"]:
             if number == order["interrupt_at"] or order.get("twice"):
