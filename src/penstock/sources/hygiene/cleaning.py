@@ -14,6 +14,7 @@ Costs about 1 ns per byte of clean code, a few µs per document; memory is that 
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -115,7 +116,7 @@ class Cleaning:
         if self._drops_minified and is_code and is_minified(name, data):
             return "minified"
         if head.licence:
-            document.facts = _with_facts(document.facts, {"licence": head.licence})
+            document.facts = _with_licence(document.facts, head.licence)
         return None
 
 
@@ -130,6 +131,16 @@ def _redacted_parts(parts: tuple[Part, ...], found: dict[str, int]) -> tuple[Par
             changed = changed if changed is not None else list(parts)
             changed[number] = replace(part, data=data)
     return parts if changed is None else tuple(changed)
+
+
+@functools.lru_cache
+def _only_licence(licence: str) -> str:
+    return canonical_json({"licence": licence}).decode()
+
+
+def _with_licence(facts: str, licence: str) -> str:
+    """The facts with the licence; kept for the next file, because most files of a project have few and no other."""
+    return _with_facts(facts, {"licence": licence}) if facts else _only_licence(licence)
 
 
 def _with_facts(facts: str, more: Mapping[str, Any]) -> str:
