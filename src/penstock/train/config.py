@@ -95,6 +95,9 @@ class TrainConfig(_Settings):
     batch_rows: int = Field(default=8, ge=1, description="rows per step, over all devices and micro-batches")
     micro_batch_rows: int | None = Field(default=None, ge=1, description="None: by rule")
     document_boundaries: bool = True
+    pack: Literal["concat", "best-fit", "windows", "pad"] = "concat"
+    overlap: int = Field(default=0, ge=0, description="of windows: tokens that a row repeats from the one before")
+    overlap_loss: bool = Field(default=False, description="of windows: whether repeated tokens count again")
     steps: int = Field(default=200, ge=1)
     learning_rate: float | None = Field(default=None, gt=0, description="the peak; None: the preset's")
     warmup_steps: int | None = Field(default=None, ge=0)
@@ -131,6 +134,17 @@ class TrainConfig(_Settings):
             raise ConfigError(
                 f"micro_batch_rows is {self.micro_batch_rows}, expected at most batch_rows ({self.batch_rows})",
                 hint="leave micro_batch_rows out to have it chosen",
+            )
+        if self.pack != "windows" and (self.overlap or self.overlap_loss):
+            name, value = ("overlap", self.overlap) if self.overlap else ("overlap_loss", self.overlap_loss)
+            raise ConfigError(
+                f"{name} is {value}, which does nothing with pack {self.pack!r}",
+                hint=f"leave {name} out, or set pack=windows",
+            )
+        if not self.overlap < self.seq_len:
+            raise ConfigError(
+                f"overlap is {self.overlap}, expected less than seq_len ({self.seq_len})",
+                hint=f"set overlap to {self.seq_len - 1} or less",
             )
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(

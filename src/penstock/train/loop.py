@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from penstock import fs
 from penstock.errors import DiskError, TrainingError
 from penstock.load.torch import IGNORED_LABEL, TorchLoader
-from penstock.pack import Plan, plan_concat
+from penstock.pack import Plan
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.tokenize import Tokenizer
@@ -51,7 +51,7 @@ from penstock.train.optimizer import build_optimizer, load_optimizer_tensors, op
 from penstock.train.randomness import restore_random_state, saved_random_state, seed_everything
 from penstock.train.sample import sampled_ids
 from penstock.train.schedule import learning_rate_at
-from penstock.train.start import Progress, refuse_another_run, starting_point, validation_plan
+from penstock.train.start import Progress, refuse_another_run, starting_point, training_plan, validation_plan
 
 __all__ = ["TrainResult", "train"]
 
@@ -149,8 +149,7 @@ def train(
         # What is to be done, with what.
         tokenizer = store.tokenizer()
         shape = config.model.shape(vocab_size=tokenizer.vocab_size, seq_len=config.seq_len)
-        boundaries = config.document_boundaries
-        rows = plan_concat(store, split="train", seq_len=config.seq_len, boundaries=boundaries)
+        rows = training_plan(config, store)
         held_out = validation_plan(config, store, log)
         model = build_model(shape, seed=config.seed)
         if checkpoint is not None and progress.is_finished:
@@ -304,6 +303,7 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
         ("gradient_accumulation_steps", accumulation, f"{config.batch_rows} rows a step, whatever fits at once"),
         ("attention", "sdpa with a document mask" if inside else "sdpa, causal", "torch picks the kernel"),
         ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
+        ("packing", config.pack, f"{config.overlap} tokens of overlap" if config.overlap else "rows of seq_len tokens"),
         ("optimizer", "AdamW", "weight decay on matrices only"),
         (
             "warmup_steps",

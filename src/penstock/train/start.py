@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError, PlanError, ResumeError
-from penstock.pack import Plan, plan_concat
+from penstock.pack import Plan, make_plan
 from penstock.runlog import RunLog
 from penstock.store import Store
 from penstock.train.checkpoint import Checkpoint, checkpoint_folders, find_latest, remove_unfinished_saves
 from penstock.train.config import FREE_KEYS, TrainConfig
 
-__all__ = ["Progress", "refuse_another_run", "starting_point", "validation_plan"]
+__all__ = ["Progress", "refuse_another_run", "starting_point", "training_plan", "validation_plan"]
 
 
 @dataclass(kw_only=True)
@@ -87,6 +87,19 @@ def refuse_another_run(checkpoint: Checkpoint, config: TrainConfig, store: Store
     )
 
 
+def training_plan(config: TrainConfig, store: Store, *, split: str = "train") -> Plan:
+    """The rows of a split as the config has them packed."""
+    return make_plan(
+        store,
+        policy=config.pack,
+        split=split,
+        seq_len=config.seq_len,
+        overlap=config.overlap,
+        boundaries=config.document_boundaries,
+        overlap_loss=config.overlap_loss,
+    )
+
+
 def validation_plan(config: TrainConfig, store: Store, log: RunLog) -> Plan | None:
     """The rows of the `val` split, or None, recorded with the reason, if there are none."""
     if "val" not in store.manifest.splits:
@@ -94,7 +107,7 @@ def validation_plan(config: TrainConfig, store: Store, log: RunLog) -> Plan | No
         log.append("event", message=f"no held-out evaluation: expected a split 'val', the store has {names}")
         return None
     try:
-        plan = plan_concat(store, split="val", seq_len=config.seq_len, boundaries=config.document_boundaries)
+        plan = training_plan(config, store, split="val")
     except PlanError as error:
         log.append("event", message=f"no held-out evaluation: {error.message}")
         return None
