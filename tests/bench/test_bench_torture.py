@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 
@@ -38,6 +39,14 @@ def report(tmp_path: Path) -> Path:
     path = tmp_path / "report.xml"
     path.write_text(text)
     return path
+
+
+def test_every_torture_test_is_in_a_lane(torture: ModuleType) -> None:
+    for path in RUNNER.parents[1].glob("tests/**/*.py"):
+        for place in re.finditer(r"pytest\.mark\.torture\b(.{0,10})", path.read_text(encoding="utf-8"), re.DOTALL):
+            named = re.fullmatch(r"""\(lane=["'](.)["'].*""", place[1], re.DOTALL)
+            assert named, f"{path.name}: {place[0]!r} names no lane"
+            assert named[1] in torture.LANES
 
 
 def test_cases_add_up_and_a_failed_test_is_a_failure(torture: ModuleType, report: Path) -> None:

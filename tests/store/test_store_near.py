@@ -279,7 +279,7 @@ def test_files_that_share_a_licence_are_not_near_copies(vocabulary: Tokenizer) -
     assert near_pairs(rows)[0].tolist() == []
 
 
-@pytest.mark.parametrize(("num_texts", "copies"), [(40, 1), pytest.param(350, 5, marks=pytest.mark.torture)])
+@pytest.mark.parametrize(("num_texts", "copies"), [(40, 1), pytest.param(350, 5, marks=pytest.mark.torture(lane="I"))])
 def test_planted_copies_are_found(vocabulary: Tokenizer, num_texts: int, copies: int) -> None:
     """240 copies here, 10,500 in torture."""
     figures = measured_recall(vocabulary, source_texts(num_texts), copies=copies)
