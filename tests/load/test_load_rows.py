@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import PlanError
-from penstock.load.rows import describe_row
-from penstock.pack import plan_concat
+from penstock.load.rows import describe_row, rows_holding
+from penstock.pack import make_plan, plan_concat
 from penstock.tokenize import Tokenizer
 
 from .conftest import ASSISTANT_ID, END_ID, WIDE_END_ID, WIDE_PAIR_ID, Sample
@@ -95,3 +95,36 @@ def test_a_row_out_of_range_is_refused(sample: Samples, seq_len: int) -> None:
     for row in (-1, plan.num_rows, plan.num_rows + 10**12):
         with pytest.raises(PlanError, match=str(row)):
             describe_row(plan, row, tokenizer_of("parts", one))
+
+
+@pytest.mark.parametrize("policy", ["concat", "best-fit", "windows", "pad"])
+@pytest.mark.parametrize("seq_len", [1, 7, 64, 10_000])
+def test_the_rows_that_hold_some_tokens_are_those_that_show_them(
+    sample: Samples, monkeypatch: pytest.MonkeyPatch, policy: str, seq_len: int
+) -> None:
+    monkeypatch.setattr("penstock.load.rows.ROWS_AT_ONCE", 13)
+    one = sample("letters")
+    plan = make_plan(
+        one.store, policy=policy, split="val", seq_len=seq_len, overlap=min(3, seq_len - 1) * (policy == "windows")
+    )
+    tokenizer = tokenizer_of("letters", one)
+    told = [describe_row(plan, row, tokenizer)["documents"] for row in range(min(plan.num_rows, 300))]
+    lengths = one.store.arrays["length"]
+    stretches = [
+        (document, first, last)
+        for document in plan.documents[:6].tolist()
+        for first, last in [(0, 0), (0, int(lengths[document]) - 1), (int(lengths[document]) // 2,) * 2]
+    ]
+    found = rows_holding(plan, stretches)
+    for (document, first, last), rows in zip(stretches, found, strict=True):
+        shown = [
+            row
+            for row, documents in enumerate(told)
+            for entry in documents
+            if entry["document"] == document
+            and entry["document_start"] <= last
+            and entry["document_start"] + entry["row_end"] - entry["row_start"] > first
+        ]
+        assert [row for row in rows if row < len(told)] == shown
+    assert rows_holding(plan, []) == []
+    assert rows_holding(plan, [(10**9, 0, 5)]) == [[]]

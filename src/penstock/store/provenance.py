@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import DamagedStoreError, StoreError
 from penstock.sources import printable
@@ -20,7 +21,7 @@ from penstock.store.layout import REASONS
 from penstock.store.reader import Store
 from penstock.tokenize import Tokenizer
 
-__all__ = ["DocumentOrigin", "document_origin", "document_text", "summary", "token_origin"]
+__all__ = ["DocumentOrigin", "byte_range", "document_origin", "document_text", "summary", "token_origin"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +123,7 @@ def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[
     within = token - (int(ends[place]) - len(tokens))
     tokenizer = store.tokenizer()
     origin = document_origin(store, document)
-    start, end, exact = _byte_range(tokenizer, tokens, within, origin)
+    start, end, exact = byte_range(tokenizer, tokens, origin, first=within, end=within + 1)
     return {
         "token": token,
         "id": int(tokens[within]),
@@ -135,9 +136,20 @@ def token_origin(store: Store, token: int, *, split: str | None = None) -> dict[
     }
 
 
-def _byte_range(tokenizer: Tokenizer, tokens: Any, within: int, origin: DocumentOrigin) -> tuple[int, int, bool]:
+def byte_range(
+    tokenizer: Tokenizer, tokens: npt.NDArray[Any], origin: DocumentOrigin, *, first: int, end: int
+) -> tuple[int, int, bool]:
+    """Bytes of the file that tokens `first` to `end` of a document stand for, and whether that is exact.
+
+    Args:
+        tokenizer: the store's.
+        tokens: all of the document's.
+        origin: the document's; where it isn't exact, its whole range is given.
+        first: the first token.
+        end: one past the last.
+    """
     if not origin.exact:
         return origin.byte_start, origin.byte_end, False
-    lengths = tokenizer.token_byte_lengths()[tokens].astype(np.int64)
-    start = origin.byte_start + int(lengths[:within].sum())
-    return start, start + int(lengths[within]), True
+    lengths = tokenizer.token_byte_lengths()[tokens[:end]].astype(np.int64)
+    start = origin.byte_start + int(lengths[:first].sum())
+    return start, start + int(lengths[first:].sum()), True
