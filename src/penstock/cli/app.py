@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training, verify
+from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training, verify, versions
 
 __all__ = ["app"]
 
@@ -37,6 +37,8 @@ app.command("run")(training.run)
 app.command("prepare")(data.prepare)
 app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
+app.command("log")(versions.log)
+app.command("diff")(versions.diff)
 app.command("plan")(plan.plan)
 app.command("export")(export.export)
 app.command("datasets")(datasets.datasets)

@@ -57,12 +57,11 @@ def train(
       penstock train config.yaml --data store --out runs/two --set steps=1000 --set model.preset=small
       penstock train --data store --out runs/one --resume
     """
-    from penstock.store import open_store
     from penstock.train import load_config
 
     chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]
     loaded = load_config(config, chosen)
-    with open_store(data) as store, _recorded(out, loaded) as log:
+    with _opened(data, out, resume=resume) as store, _recorded(out, loaded) as log:
         result = _train(loaded, store, out, log, resume=resume)
     _finish(out, result, json_output=json_output)
 
@@ -106,10 +105,9 @@ def run(
         note(f"preparing {one_line(' '.join(words))} into {folder / 'store'}")
     with _recorded(folder, loaded) as log:
         _prepare(words, folder / "store", tokenizer, log)
-        from penstock.store import open_store
-
-        with open_store(folder / "store") as store:
-            result = _train(loaded, store, folder, log, resume=(folder / "checkpoints").is_dir(), verbose=verbose)
+        resume = (folder / "checkpoints").is_dir()
+        with _opened(str(folder / "store"), folder, resume=resume) as store:
+            result = _train(loaded, store, folder, log, resume=resume, verbose=verbose)
     _finish(folder, result, json_output=json_output)
 
 
@@ -127,6 +125,20 @@ def report(
         )
     print(write_manifest(run_folder))
     print(write_page(run_folder))
+
+
+def _opened(data: str, folder: Path, *, resume: bool) -> Store:
+    """The store; of a run that goes on, the version that it was trained on so far, whatever was committed since."""
+    from penstock.report.steps import pinned_store
+    from penstock.store import list_versions, open_store
+
+    if not (resume and (folder / "checkpoints").is_dir()):
+        return open_store(data)
+    store = pinned_store(data, folder)
+    newest = list_versions(store.path)[-1]
+    if store.version != newest:
+        note(f"going on with version {store.version} of {one_line(str(store.path))}; the newest is {newest}")
+    return store
 
 
 @contextmanager
@@ -208,8 +220,8 @@ def _train(
 def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
     """What is trained on: the version's figures, and a few rows for the page."""
     from penstock.load.rows import describe_row
-    from penstock.pack import plan_concat
     from penstock.store.statistics import statistics
+    from penstock.train.start import training_plan
 
     counts = store.manifest.counts
     log.append(
@@ -220,7 +232,7 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
         **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
         statistics=asdict(statistics(store)),
     )
-    plan = plan_concat(store, split="train", seq_len=config.seq_len, boundaries=config.document_boundaries)
+    plan = training_plan(config, store)
     tokenizer = store.tokenizer()
     numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
     rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
