@@ -75,7 +75,8 @@ def torture_figures(record_property: Callable[[str, object], None]) -> Callable[
     """`torture_figures(lane="A", case="SIGKILL at random times", trials=1000, failures=0, workers=2)`.
 
     Goes into benchmarks/results/torture-LANE.json, also from xdist's workers; in `make test` nowhere. Call it before
-    the assertion, so that failures are counted too.
+    the assertion, so that failures are counted too. Tests that name the same case are added up: integers are summed, of
+    floats the largest counts, of anything else the first. `random=True` gives the bound 3/N, `exhaustive=True` none.
     """
 
     def tell(*, lane: str, case: str, trials: int, failures: int, **more: Any) -> None:

@@ -38,6 +38,7 @@ __all__ = [
     "atomic_file",
     "create_if_absent",
     "fail_as_disk_error",
+    "is_temporary",
     "make_folder",
     "raise_if_exhausted",
     "remove_file",
@@ -206,6 +207,11 @@ def _rename_if_absent(temporary: Path, path: Path) -> bool:
         return True
 
 
+def is_temporary(path: Path) -> bool:
+    """Whether a name is one of those that `temporary_path` gives."""
+    return _TEMPORARY_NAME.search(path.name) is not None
+
+
 def temporary_path(path: Path) -> Path:
     """A name beside `path` that nobody uses and `remove_leftovers` knows."""
     return path.with_name(f"{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
@@ -281,7 +287,7 @@ def remove_tree(path: Path) -> None:
         return
     if path.is_symlink() or not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), os.fspath(path))
-    doomed = path if _TEMPORARY_NAME.search(path.name) else temporary_path(path)
+    doomed = path if is_temporary(path) else temporary_path(path)
     if doomed != path:
         with _operation("rename", path):
             os.rename(path, doomed)

@@ -34,8 +34,8 @@ def torture() -> ModuleType:
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    figures = {"lane": "A", "case": "kills", "trials": 500, "failures": 0, "random": True}
-    text = REPORT.format(first=json.dumps(figures), second=json.dumps({**figures, "trials": 100}))
+    figures = {"lane": "A", "case": "kills", "trials": 500, "failures": 0, "random": True, "met": 3, "slowest": 0.5}
+    text = REPORT.format(first=json.dumps(figures), second=json.dumps({**figures, "trials": 100, "slowest": 0.7}))
     path = tmp_path / "report.xml"
     path.write_text(text)
     return path
@@ -54,6 +54,7 @@ def test_cases_add_up_and_a_failed_test_is_a_failure(torture: ModuleType, report
     by_name = {case["case"]: case for case in cases}
     assert by_name["one thing"] == {"case": "one thing", "trials": 2, "failures": 1, "seconds": 2.0}
     assert (by_name["kills"]["trials"], by_name["kills"]["failures"], by_name["kills"]["seconds"]) == (600, 1, 10.0)
+    assert (by_name["kills"]["met"], by_name["kills"]["slowest"], by_name["kills"]["random"]) == (6, 0.7, True)
     assert skipped == ["full disk: mounting isn't permitted"]
     assert tests == 4
 

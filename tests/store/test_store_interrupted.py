@@ -89,12 +89,32 @@ def test_a_signal_at_any_time_ends_it_soon_and_says_how_to_go_on(
                 assert answer["seconds_to_end"] < SECONDS_ALLOWED
                 slowest = max(slowest, answer["seconds_to_end"])
                 trials.note("interrupted")
-            assert list(preparation.commands.temporary.iterdir()) == []
             preparation.check_versions()
             preparation.check_rerun()
     torture_figures(
         lane="A", case="SIGINT or SIGTERM at random times: files, tables, git, vocabulary", trials=trials.count,
         failures=len(trials.failures), random=True, slowest_end_seconds=round(slowest, 2), **trials.seen,
+    )  # fmt: skip
+    assert trials.failures == []
+
+
+def test_a_kill_leaves_no_process_and_no_folder(
+    interruptible: Preparation, scale: Callable[..., int], torture_figures: Callable[..., None]
+):
+    """The programs that it started (git, the trainer) end too, and the next run removes what they had written."""
+    preparation, chance, trials = interruptible, random.Random(6), Trials()
+    preparation.fresh()
+    typical = preparation.run(count=False)["seconds"]
+    while trials.count < scale(test=2, torture=40):
+        with trials.trial(f"trial {trials.count}"):
+            preparation.fresh()
+            answer = preparation.run(signal=signal.SIGKILL, after=chance.uniform(0.03, typical), count=False)
+            assert answer["left"] == []
+            preparation.check_versions()
+            preparation.check_rerun()
+    torture_figures(
+        lane="A", case="SIGKILL at random times: tables, git, vocabulary", trials=trials.count,
+        failures=len(trials.failures), random=True,
     )  # fmt: skip
     assert trials.failures == []
 

@@ -169,9 +169,9 @@ def _died(worker: _Worker) -> WorkerDiedError:
 def _dismiss(crew: list[_Worker], *, kill: bool) -> None:
     """Ends the workers: at the end of their pipe, or at once. Nothing they write is lost or half there by that."""
     for worker in crew:
-        worker.connection.close()
         if kill:
-            worker.process.kill()
+            worker.process.kill()  # before its pipe ends, or it would complain of that
+        worker.connection.close()
     for worker in crew:
         worker.process.join()
         worker.process.close()
@@ -241,7 +241,7 @@ def _work(
         while True:
             try:
                 number, unit = connection.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 return
             make = attempt(unit)
             room_for_writing.acquire()

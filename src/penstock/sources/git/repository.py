@@ -236,6 +236,9 @@ def remove_dead_clones() -> int:
 
 
 def _remove_if_dead(folder: Path, *, age: float) -> bool:
+    if fs.is_temporary(folder):  # its removal was interrupted
+        fs.remove_tree(folder)
+        return True
     if not (folder / LOCK).exists() and age < LOCKLESS_SECONDS:
         return False
     lock = fs.FolderLock(folder / LOCK)
