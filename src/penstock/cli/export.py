@@ -18,7 +18,7 @@ def export(
     seq_len: Annotated[
         int | None, typer.Option(help="Rows of so many tokens. Default: whole documents; 32768 for chunks.")
     ] = None,
-    pack: Annotated[str, typer.Option(help="How rows are made: concat")] = "concat",
+    pack: Annotated[str, typer.Option(help="How rows are made: concat, best-fit, windows or pad.")] = "concat",
     overlap: Annotated[int, typer.Option(help="Tokens a row repeats from the one before, without loss.")] = 0,
     cross_boundaries: Annotated[
         bool, typer.Option("--cross-boundaries", help="Let labels of arrow rows cross documents.")

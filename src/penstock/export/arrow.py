@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from penstock.export.folder import ExportFolder
 from penstock.export.origins import COLUMNS, document_metadata
-from penstock.export.rows import RowCut
+from penstock.export.rows import Rows
 from penstock.export.split import SplitJob
 from penstock.export.stream import TokenStream
 from penstock.hashing import digest_of
@@ -81,7 +81,8 @@ def _write_descriptions(job: SplitJob, names: list[str], columns: list[str]) -> 
         else:
             features[column] = {"dtype": COLUMNS[column], "_type": "Value"}
     options = job.options
-    identity = [job.stream.store.digest, job.split, options.seq_len, options.overlap, options.boundaries]
+    packed = [] if options.pack == "concat" else [options.pack]
+    identity = [job.stream.store.digest, job.split, options.seq_len, options.overlap, options.boundaries, *packed]
     state: dict[str, Any] = {
         "_data_files": [{"filename": name} for name in names],
         "_fingerprint": digest_of(identity)[:16],
@@ -104,7 +105,7 @@ def _document_shards(job: SplitJob) -> list[tuple[int, int]]:
     return list(itertools.pairwise(cuts))
 
 
-def _row_shards(job: SplitJob, rows: RowCut) -> list[tuple[int, int]]:
+def _row_shards(job: SplitJob, rows: Rows) -> list[tuple[int, int]]:
     row_bytes = rows.seq_len * sum(np.dtype(kind).itemsize for kind in LISTS.values())
     at_once = max(1, (job.options.shard_bytes or 1) // row_bytes)
     return [(first, min(first + at_once, rows.num_rows)) for first in range(0, max(rows.num_rows, 1), at_once)]
@@ -132,7 +133,7 @@ def _labels(stream: TokenStream, begin: int, end: int, tokens: npt.NDArray[np.in
     return np.where(stream.carries_loss(begin, end), tokens, np.int32(-100))
 
 
-def _row_batches(job: SplitJob, rows: RowCut, first: int, last: int) -> Iterator[dict[str, Any]]:
+def _row_batches(job: SplitJob, rows: Rows, first: int, last: int) -> Iterator[dict[str, Any]]:
     for block in rows.blocks(first, last):
         height = len(block.tokens)
         offsets = np.arange(height + 1, dtype=np.int32) * rows.seq_len
@@ -141,7 +142,7 @@ def _row_batches(job: SplitJob, rows: RowCut, first: int, last: int) -> Iterator
             "attention_mask": _lists(offsets, block.is_token.astype(np.int8)),
             "labels": _lists(offsets, block.labels(boundaries=job.options.boundaries)),
         }
-        job.advance(height * rows.stride)
+        job.advance(rows.new_tokens(block.first_row, block.first_row + height))
 
 
 def _lists(offsets: npt.NDArray[np.int32], values: npt.NDArray[Any]) -> Any:

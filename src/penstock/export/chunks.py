@@ -4,9 +4,10 @@
 
 A file holds many rows: `input_ids` [rows, T], uint16 or, for vocabularies above 65,536, int32 (what PyTorch takes);
 `document_starts`, flat positions over rows x T at which documents begin; and `loss_mask` [rows, T], only where some
-place carries no loss: padding of the last row, what overlaps the row before, prompts. The last row is filled up with
-the end token. Files: safetensors (the default), npy (the arrays as `chunk_…`, `document_starts_…`, `loss_mask_….npy`),
-or pt, a dictionary of plain tensors that `torch.load(weights_only=True)` reads. Memory: twice one file.
+place carries no loss: padding, what overlaps the row before, prompts. Rows are filled up with the end token; with
+`concat` only the last one needs it. Files: safetensors (the default), npy (the arrays as `chunk_…`,
+`document_starts_…`, `loss_mask_….npy`), or pt, a dictionary of plain tensors that `torch.load(weights_only=True)`
+reads. Memory: twice one file.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import MissingExtraError
-from penstock.export.rows import RowBlock, RowCut
+from penstock.export.rows import RowBlock, Rows
 from penstock.export.split import SplitJob
 
 __all__ = ["write_split"]
@@ -39,17 +40,18 @@ def write_split(job: SplitJob) -> dict[str, Any]:
     for number, first in enumerate(range(0, rows.num_rows, rows_per_file)):
         last = min(first + rows_per_file, rows.num_rows)
         arrays = _file_arrays(rows, first, last, dtype)
-        tokens = rows.row_range(last - 1)[1] - (rows.row_range(first - 1)[1] if first else 0)
+        tokens = rows.new_tokens(first, last)
         files.append({**write(job, number, arrays), "rows": last - first, "tokens": tokens})
-        job.advance((last - first) * rows.stride)
+        job.advance(tokens)
     _write_metadata(job, rows, dtype, files)
     return {"rows": rows.num_rows, "files": [file["name"] for file in files]}
 
 
-def _write_metadata(job: SplitJob, rows: RowCut, dtype: np.dtype[Any], files: list[dict[str, Any]]) -> None:
+def _write_metadata(job: SplitJob, rows: Rows, dtype: np.dtype[Any], files: list[dict[str, Any]]) -> None:
     content = {
         "split": job.split,
         "chunk_size": rows.seq_len,
+        "pack": job.options.pack,
         "overlap": rows.overlap,
         "num_chunks": rows.num_rows,
         "total_tokens": job.stream.num_tokens,
@@ -65,7 +67,7 @@ def _write_metadata(job: SplitJob, rows: RowCut, dtype: np.dtype[Any], files: li
     job.folder.write_json(f"{job.prefix}metadata.json", content)
 
 
-def _file_arrays(rows: RowCut, first: int, last: int, dtype: np.dtype[Any]) -> Arrays:
+def _file_arrays(rows: Rows, first: int, last: int, dtype: np.dtype[Any]) -> Arrays:
     shape = (last - first, rows.seq_len)
     tokens, carries = np.empty(shape, dtype), np.empty(shape, np.bool_)
     starts = []

@@ -3,7 +3,7 @@
     {"tokens": [464, 2068, …], "metadata": {"key": …, "source": …, "path": …, "split": …, "num_tokens": …, …}}
 
 `loss_runs`, pairs (first token, count), is there where not every token carries loss; `text` on request. A row's
-metadata lists its documents and where they lie in it; the last row is shorter, not padded.
+metadata lists its documents and where they lie in it; rows that aren't full are shorter, not padded.
 
 Digits are looked up for a stretch of tokens at once and cut into lines by offsets (Arrow's `take`: 45 M tokens/s on one
 core, 15 times `json.dumps`); there is no Python object per token. Memory: one stretch, however long a document is,
@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.export.folder import ExportFolder
-from penstock.export.origins import document_metadata, parsed_facts
-from penstock.export.rows import RowBlock, RowCut
+from penstock.export.origins import document_keys, document_metadata, parsed_facts
+from penstock.export.rows import RowBlock, Rows
 from penstock.export.split import SplitJob
 from penstock.export.stream import STRETCH_TOKENS, TokenStream
 
@@ -153,47 +153,49 @@ def _content(stream: TokenStream, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return tokens[start:-1] if len(tokens) and int(tokens[-1]) == stream.end_id else tokens[start:]
 
 
-def _row_lines(job: SplitJob, rows: RowCut, digits: _Digits, decode: Decode | None) -> Iterator[bytes]:
-    stream = job.stream
+def _row_lines(job: SplitJob, rows: Rows, digits: _Digits, decode: Decode | None) -> Iterator[bytes]:
     for block in rows.blocks():
-        sizes = block.is_token.sum(axis=1).tolist()
+        sizes = block.spans.row_ends().tolist()
         flat = np.ascontiguousarray(block.tokens).reshape(-1)
         data, offsets = digits(flat)
-        begin, end = rows.row_range(block.first_row)[0], rows.row_range(block.first_row + len(sizes) - 1)[1]
-        first, last = stream.places(begin, end)
-        keys = [facts["key"] for facts in document_metadata(stream, first, last)]
+        keys = document_keys(job.stream, block.spans.document)
         pieces: list[bytes | memoryview] = []
         for number, size in enumerate(sizes):
             start = number * rows.seq_len
-            line_end = _line_end(_row_fields(rows, block, number, (first, keys), decode))
+            line_end = _line_end(_row_fields(job, block, number, size, keys, decode))
             pieces += [b'{"tokens":[', data[int(offsets[start]) : int(offsets[start + size]) - 1], line_end]
         yield b"".join(pieces)
-        job.advance(len(sizes) * rows.stride)
+        job.advance(rows.new_tokens(block.first_row, block.first_row + len(sizes)))
 
 
 def _row_fields(
-    rows: RowCut, block: RowBlock, number: int, known: tuple[int, list[str]], decode: Decode | None
+    job: SplitJob, block: RowBlock, number: int, size: int, keys: dict[int, str], decode: Decode | None
 ) -> dict[str, Any]:
-    stream, row = rows.stream, block.first_row + number
-    begin, end = rows.row_range(row)
     fields: dict[str, Any] = {}
-    carries = block.carries_loss[number, : end - begin]
+    carries = block.carries_loss[number, :size]
     if not carries.all():
         fields["loss_runs"] = _runs(carries)
     if decode is not None:
-        fields["text"] = decode(block.tokens[number, : end - begin])
-    first, keys = known
+        fields["text"] = decode(block.tokens[number, :size])
+    spans = block.spans
+    own = slice(int(spans.starts[number]), int(spans.starts[number + 1]))
+    columns = (spans.document[own], spans.place[own], spans.first[own], spans.length[own])
     documents = [
         {
-            "key": keys[place - first],
-            "document": int(stream.documents[place]),
-            "start": max(int(stream.starts[place]) - begin, 0),
-            "end": min(int(stream.starts[place + 1]), end) - begin,
-            "document_start": max(begin - int(stream.starts[place]), 0),
+            "key": keys[document],
+            "document": document,
+            "start": place,
+            "end": place + length,
+            "document_start": first,
         }
-        for place in range(*stream.places(begin, end))
+        for document, place, first, length in zip(*(column.tolist() for column in columns), strict=True)
     ]
-    metadata = {"row": row, "split": stream.split, "num_tokens": end - begin, "documents": documents}
+    metadata = {
+        "row": block.first_row + number,
+        "split": job.split,
+        "num_tokens": size,
+        "documents": documents,
+    }
     return {**fields, "metadata": metadata}
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from penstock.errors import ConfigError, nearest_first
+from penstock.pack import POLICIES
 
-__all__ = ["CHUNK_FORMATS", "COMPRESSIONS", "FORMATS", "PACKINGS", "ExportOptions", "checked"]
+__all__ = ["CHUNK_FORMATS", "COMPRESSIONS", "FORMATS", "ExportOptions", "checked"]
 
 FORMATS = ("jsonl", "arrow", "chunks", "megatron", "bin")
 ROW_FORMATS = ("jsonl", "arrow", "chunks")
-PACKINGS = ("concat",)
 CHUNK_FORMATS = ("safetensors", "npy", "pt")
 COMPRESSIONS = ("gz", "zst")
 
@@ -31,8 +31,8 @@ class ExportOptions:
         format: one of `FORMATS`.
         split: the only split to write; None for all, each to an output of its own.
         seq_len: tokens per row; None for whole documents (`chunks` is always rows: 32,768).
-        pack: how rows are made.
-        overlap: tokens that a row repeats from the one before, as context without loss.
+        pack: how rows are made, one of `penstock.pack.POLICIES`.
+        overlap: tokens that a row repeats from the one before, as context without loss; of `concat` and `windows`.
         boundaries: whether the first token of a document counts as a label of the one before it (Arrow rows).
         chunk_format: file format of `chunks`.
         compress: `gz` or `zst`, of JSONL.
@@ -60,7 +60,7 @@ def checked(options: ExportOptions) -> ExportOptions:
     """
     for name, value, known in (
         ("--format", options.format, FORMATS),
-        ("--pack", options.pack, PACKINGS),
+        ("--pack", options.pack, POLICIES),
         ("--chunk-format", options.chunk_format, CHUNK_FORMATS),
         ("--compress", options.compress or COMPRESSIONS[0], COMPRESSIONS),
     ):
@@ -80,6 +80,7 @@ def _refuse_strangers(options: ExportOptions) -> None:
     defaults = ExportOptions(format=options.format)
     homes = {
         "seq_len": ROW_FORMATS,
+        "pack": ROW_FORMATS,
         "overlap": ROW_FORMATS,
         "boundaries": ("arrow",),
         "chunk_format": ("chunks",),
@@ -98,13 +99,18 @@ def _refuse_strangers(options: ExportOptions) -> None:
 
 def _check_rows(options: ExportOptions) -> None:
     if options.seq_len is None:
-        if options.overlap or not options.boundaries:
-            name = "--overlap" if options.overlap else "--cross-boundaries"
+        if options.overlap or not options.boundaries or options.pack != "concat":
+            name = "--pack" if options.pack != "concat" else "--overlap" if options.overlap else "--cross-boundaries"
             raise ConfigError(f"{name} is about rows, and no row length is given", hint="add --seq-len")
         return
     if options.seq_len < 2:
         raise ConfigError(
             f"a row of {options.seq_len} tokens has nothing to learn from", hint="--seq-len must be 2 or more"
+        )
+    if options.overlap and options.pack not in ("concat", "windows"):
+        raise ConfigError(
+            f"--overlap {options.overlap} does nothing with --pack {options.pack}",
+            hint="leave it out, or use --pack windows",
         )
     if not 0 <= options.overlap < options.seq_len:
         raise ConfigError(

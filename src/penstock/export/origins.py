@@ -8,11 +8,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from penstock.errors import DamagedStoreError
 from penstock.export.stream import TokenStream
 from penstock.sources import printable
 
-__all__ = ["COLUMNS", "document_metadata", "parsed_facts"]
+__all__ = ["COLUMNS", "document_keys", "document_metadata", "parsed_facts"]
 
 COLUMNS = {
     "document": "int64",
@@ -58,6 +61,15 @@ def document_metadata(stream: TokenStream, first: int, last: int) -> list[dict[s
         }
         for number, row, source, length in zip(numbers.tolist(), rows, sources, lengths, strict=True)
     ]
+
+
+def document_keys(stream: TokenStream, documents: npt.NDArray[np.int64]) -> dict[int, str]:
+    """The key of each of these documents, by number."""
+    import pyarrow as pa
+
+    numbers = np.unique(documents)
+    keys = stream.store.provenance().column("key").take(pa.array(numbers)).to_pylist()
+    return {number: _shown(key) for number, key in zip(numbers.tolist(), keys, strict=True)}
 
 
 def _shown(name: bytes) -> str:

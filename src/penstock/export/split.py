@@ -8,7 +8,7 @@ from typing import Any
 
 from penstock.export.folder import ExportFolder
 from penstock.export.options import ExportOptions
-from penstock.export.rows import RowCut
+from penstock.export.rows import PackedRows, RowCut, Rows
 from penstock.export.stream import TokenStream
 
 __all__ = ["SplitJob"]
@@ -34,11 +34,14 @@ class SplitJob:
         """Name of the split."""
         return self.stream.split
 
-    def rows(self) -> RowCut | None:
+    def rows(self) -> Rows | None:
         """The rows asked for; None where documents are."""
         if self.options.seq_len is None:
             return None
-        return RowCut(self.stream, seq_len=self.options.seq_len, overlap=self.options.overlap)
+        seq_len, overlap = self.options.seq_len, self.options.overlap
+        if self.options.pack == "concat" or self.stream.num_tokens < 2:
+            return RowCut(self.stream, seq_len=seq_len, overlap=overlap)
+        return PackedRows(self.stream, policy=self.options.pack, seq_len=seq_len, overlap=overlap)
 
     def tokenizer_facts(self) -> dict[str, Any]:
         """What a reader must know about the ids; no paths, so that exports of equal stores are equal."""

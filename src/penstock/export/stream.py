@@ -80,7 +80,9 @@ class TokenStream:
             return np.empty(0, self.dtype)
         piece = int(np.searchsorted(self._piece_starts, begin, side="right")) - 1
         if end <= self._piece_starts[piece + 1]:
-            return self._in_vocabulary(self._piece(piece, begin, end))
+            part = self._piece(piece, begin, end)
+            self.refuse_strange_ids(part)
+            return part
         out = np.empty(end - begin, self.dtype)
         done = begin
         while done < end:
@@ -88,7 +90,8 @@ class TokenStream:
             out[done - begin : done - begin + len(part)] = part
             done += len(part)
             piece += 1
-        return self._in_vocabulary(out)
+        self.refuse_strange_ids(out)
+        return out
 
     def signed_tokens(self, begin: int, end: int) -> npt.NDArray[np.int32]:
         """`tokens` as int32, for readers that know no unsigned type of four bytes; never wrapped."""
@@ -153,14 +156,14 @@ class TokenStream:
         offset = int(self._piece_offsets[piece] + begin - self._piece_starts[piece])
         return self.store.read(int(self._piece_segments[piece]), offset, end - begin)
 
-    def _in_vocabulary(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def refuse_strange_ids(self, tokens: npt.NDArray[Any]) -> None:
+        """Raises `DamagedStoreError` for a token that the vocabulary doesn't have."""
         largest = int(tokens.max())
         if largest >= self.vocab_size:
             raise DamagedStoreError(
                 f"{self.store.path} holds the token {largest}; its vocabulary has {self.vocab_size} ids",
                 hint="it was written by something else than penstock: prepare the data again",
             )
-        return tokens
 
     def _loss_runs(self, places: Integers) -> tuple[Integers, Integers]:
         """Stream positions, from and to, of all runs that carry loss in these documents; a whole one is one run."""

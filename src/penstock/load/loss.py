@@ -40,11 +40,16 @@ class LossRuns:
 
     def apply(self, spans: Spans, mask: npt.NDArray[np.bool_]) -> None:
         """Takes out of `mask` [rows, T] the labels that carry no loss."""
+        carries = self.carries(spans, mask.shape[1] + 1)
+        if carries is not None:
+            mask &= carries[:, 1:]
+
+    def carries(self, spans: Spans, width: int) -> npt.NDArray[np.bool_] | None:
+        """[rows, width], whether the token at each place carries loss; False on padding; None where all do."""
         entries = self._entry_of[spans.document]
         if (entries < 0).all():
-            return
-        width = mask.shape[1] + 1
-        begins = spans.row * width + spans.place  # flat places over rows x (T + 1) tokens
+            return None
+        begins = spans.row * width + spans.place  # flat places over rows x width tokens
         key = entries.astype(np.int64) << TOKEN_BITS
         key[entries < 0] = 0
         low = np.searchsorted(self._ends, key | spans.first, side="right")
@@ -55,11 +60,10 @@ class LossRuns:
         last = np.minimum(self._ends[run] + shift, begins[owner] + spans.length[owner])
         whole = entries < 0
         # One up where a run begins, one down where it ends. No two runs begin, and no two end, at the same place.
-        change = np.zeros(len(mask) * width + 1, np.int8)
+        change = np.zeros((len(spans.starts) - 1) * width + 1, np.int8)
         change[np.concatenate([first, begins[whole]])] = 1
         change[np.concatenate([last, (begins + spans.length)[whole]])] -= 1
-        carries = np.cumsum(change[:-1], dtype=np.int8).view(np.bool_).reshape(-1, width)
-        mask &= carries[:, 1:]
+        return np.cumsum(change[:-1], dtype=np.int8).view(np.bool_).reshape(-1, width)
 
 
 def _merged(begins: Integers, ends: Integers) -> tuple[Integers, Integers]:

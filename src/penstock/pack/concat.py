@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["ConcatPlan", "plan_concat"]
@@ -97,11 +97,7 @@ def plan_concat(
     lengths = store.arrays["length"][documents].astype(np.int64)
     document_starts = np.concatenate([[0], np.cumsum(lengths)])
     num_tokens = int(document_starts[-1])
-    if num_tokens < 2:
-        raise PlanError(
-            f"split {split!r} holds {num_tokens} tokens, too few for a row",
-            hint="give it a larger share with --split when preparing, or prepare more data",
-        )
+    refuse_too_few(num_tokens, split=split)
     num_rows = -(-(num_tokens - 1) // seq_len)
     row_starts = np.arange(num_rows + 1, dtype=np.int64) * seq_len
     pieces = _pieces(store, documents, lengths, document_starts)

@@ -20,10 +20,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.errors import PlanError
 from penstock.hashing import digest_of
 from penstock.store import Store
 
-__all__ = ["Integers", "Plan", "Spans", "Stretches", "ranges"]
+__all__ = ["Integers", "Plan", "Spans", "Stretches", "ranges", "refuse_too_few"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -71,6 +72,15 @@ def ranges(first: Integers, counts: Integers) -> tuple[Integers, Integers]:
     owner = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts - first, counts)
     return owner, numbers
+
+
+def refuse_too_few(num_tokens: int, *, split: str) -> None:
+    """Raises `PlanError` for a split in which no token is followed by another."""
+    if num_tokens < 2:
+        raise PlanError(
+            f"split {split!r} holds {num_tokens} tokens, too few for a row",
+            hint="give it a larger share with --split when preparing, or prepare more data",
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

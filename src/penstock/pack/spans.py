@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.pack.best_fit import best_fit_decreasing
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["SpanArrays", "SpanPlan", "plan_spans", "span_arrays", "span_problem"]
@@ -169,11 +169,7 @@ def plan_spans(
     documents = store.kept_documents(split) if documents is None else documents
     lengths = store.arrays["length"][documents].astype(np.int64)
     num_tokens = int(lengths.sum())
-    if num_tokens < 2:
-        raise PlanError(
-            f"split {split!r} holds {num_tokens} tokens, too few for a row",
-            hint="give it a larger share with --split when preparing, or prepare more data",
-        )
+    refuse_too_few(num_tokens, split=split)
     if arrays is None:
         filled = lengths > 0
         arrays = span_arrays(
