@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import strong_hash
+from penstock.pack import Plan
 
 __all__ = [
     "Curriculum",
@@ -28,6 +29,7 @@ __all__ = [
     "mixed_words",
     "order_named",
     "permuted",
+    "row_lengths",
     "rows_at",
     "shuffle_quality",
 ]
@@ -35,6 +37,7 @@ __all__ = [
 ROUNDS = 6
 ORDER_NAMES = ("sequential", "shuffle", "group_by_length", "curriculum")
 MOST_GROUPS_REMEMBERED = 8
+LENGTHS_AT_ONCE = 2**16
 
 Rows = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -252,37 +255,39 @@ def digest_of_ranks(ranks: npt.NDArray[Any]) -> str:
     return strong_hash(little.view(np.uint8).data, purpose=f"penstock order {little.dtype.str}").hex()
 
 
+def row_lengths(plan: Plan) -> Rows:
+    """[rows], inputs of each row that are tokens and not padding; about a second per 10 M rows."""
+    stretches = (
+        np.arange(first, min(first + LENGTHS_AT_ONCE, plan.num_rows))
+        for first in range(0, plan.num_rows, LENGTHS_AT_ONCE)
+    )
+    ends = [plan.spans(rows).row_ends() for rows in stretches]
+    lengths: Rows = np.minimum(np.concatenate([np.empty(0, np.int64), *ends]), plan.seq_len)
+    return lengths
+
+
 def order_named(
-    name: str,
-    *,
-    num_rows: int,
-    seed: int,
-    lengths: npt.ArrayLike | None = None,
-    ranks: npt.ArrayLike | None = None,
-    group_rows: int = 2048,
+    name: str, plan: Plan, *, seed: int, ranks: npt.ArrayLike | None = None, group_rows: int = 2048
 ) -> Order:
-    """The order of that name: sequential, shuffle, group_by_length (needs `lengths`) or curriculum (needs `ranks`).
+    """The order of that name: sequential, shuffle, group_by_length, or curriculum, which needs `ranks`.
 
     Raises:
-        ConfigError: there is no such order, or what it needs is missing or not one number per row.
+        ConfigError: there is no such order, or the ranks are missing or not one number per row.
     """
     if name not in ORDER_NAMES:
         raise ConfigError(f"there is no order {name!r}", hint=f"orders: {nearest_first(name, ORDER_NAMES)}")
     if name == "sequential":
-        return Sequential(num_rows=num_rows)
+        return Sequential(num_rows=plan.num_rows)
     if name == "shuffle":
-        return Shuffled(num_rows=num_rows, seed=seed)
-    given, argument = (lengths, "lengths") if name == "group_by_length" else (ranks, "ranks")
-    if given is None:
-        raise ConfigError(f"the order {name!r} needs {argument}", hint="give one number for each row of the plan")
-    made: Order
+        return Shuffled(num_rows=plan.num_rows, seed=seed)
     if name == "group_by_length":
-        made = GroupedByLength(given, seed=seed, group_rows=group_rows)
-    else:
-        made = Curriculum(given, seed=seed)
-    if made.num_rows != num_rows:
+        return GroupedByLength(row_lengths(plan), seed=seed, group_rows=group_rows)
+    if ranks is None:
+        raise ConfigError("the order 'curriculum' needs ranks", hint="give one number for each row of the plan")
+    made = Curriculum(ranks, seed=seed)
+    if made.num_rows != plan.num_rows:
         raise ConfigError(
-            f"{made.num_rows} {argument} for {num_rows} rows", hint="give one number for each row of the plan"
+            f"{made.num_rows} ranks for {plan.num_rows} rows", hint="give one number for each row of the plan"
         )
     return made
 

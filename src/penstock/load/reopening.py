@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PlanError
-from penstock.pack import Plan, plan_concat
+from penstock.pack import Plan, plan_of
 from penstock.store import open_store
 
 __all__ = ["PlanAddress"]
@@ -35,8 +35,7 @@ class PlanAddress:
             PlanError: what is there now makes another plan; both are shown.
         """
         store = open_store(self.store_path, version=self.version)
-        options = {name: self.identity[name] for name in ("split", "seq_len", "boundaries")}
-        plan = plan_concat(store, **options)
+        plan = plan_of(store, self.identity)
         if plan.identity != self.identity:
             store.close()
             raise PlanError(

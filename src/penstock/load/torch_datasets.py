@@ -207,8 +207,11 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
         return self._filler.identity
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration begins with this pass; inside it, when a state was loaded that is."""
-        if self.position // self.plan.num_rows != epoch:
+        """The next iteration begins with this pass; inside it, when a state was loaded that is.
+
+        An endless stream has no passes to begin: it goes on where it is, whatever a trainer calls an epoch.
+        """
+        if self._passes is not None and self.position // self.plan.num_rows != epoch:
             self.position = epoch * self.plan.num_rows
 
     def state_dict(self) -> dict[str, Any]:

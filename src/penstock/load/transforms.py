@@ -46,7 +46,7 @@ _MASK_64 = 2**64 - 1
 
 
 class Counts(dict[str, int]):
-    """What a transform did in this process, by name; several threads may add."""
+    """What a transform did in this process, by name, to batches filled ahead as well; several threads may add."""
 
     def __init__(self) -> None:
         super().__init__()
