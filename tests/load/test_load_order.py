@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from penstock.load.order import permuted, rows_at
+from penstock.errors import ConfigError, ResumeError
+from penstock.load import Loader
+from penstock.load.order import (
+    ORDER_NAMES,
+    Curriculum,
+    GroupedByLength,
+    Order,
+    Sequential,
+    Shuffled,
+    order_named,
+    permuted,
+    row_lengths,
+    rows_at,
+    shuffle_quality,
+)
+from penstock.pack import make_plan, plan_concat
+
+from .conftest import Sample
 
 SEEDS = st.integers(-(2**70), 2**70)
 PASSES = st.integers(0, 2**50)
@@ -122,3 +142,122 @@ def test_every_row_once_per_pass_however_positions_are_cut(num_rows: int, cuts: 
 
 def test_unshuffled_order_is_the_plans_own_again_and_again() -> None:
     assert rows_at(3, 9, num_rows=5, seed=1, shuffle=False).tolist() == [3, 4, 0, 1, 2, 3, 4, 0, 1]
+
+
+def orders_of(lengths: list[int], seed: int) -> list[Order]:
+    size = len(lengths)
+    return [
+        Sequential(num_rows=size),
+        Shuffled(num_rows=size, seed=seed),
+        GroupedByLength(lengths, seed=seed, group_rows=7),
+        Curriculum(lengths, seed=seed),
+    ]
+
+
+@given(
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=60),
+    cuts=st.lists(st.integers(0, 50), min_size=1, max_size=10),
+    start=st.one_of(st.integers(0, 200), st.integers(0, 10**12)),
+    seed=st.integers(0, 50),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_order_is_pure_and_holds_each_row_once_per_pass(
+    lengths: list[int], cuts: list[int], start: int, seed: int
+) -> None:
+    size = len(lengths)
+    for order, fresh in zip(orders_of(lengths, seed), orders_of(lengths, seed), strict=True):
+        begin = start - start % size
+        of_pass = order.rows_at(begin, size).tolist()
+        assert sorted(of_pass) == list(range(size))
+        position = start
+        for count in cuts:
+            rows = order.rows_at(position, count)
+            assert rows.dtype == np.int64
+            # Asked one by one, by somebody who was asked nothing before.
+            one_by_one = [int(fresh.rows_at(position + step, 1)[0]) for step in range(count)]
+            assert rows.tolist() == one_by_one
+            position += count
+        assert fresh.identity == order.identity
+
+
+def test_rows_of_like_length_stand_together() -> None:
+    lengths = np.random.default_rng(0).integers(1, 1000, 5000)
+    order = GroupedByLength(lengths, seed=3, group_rows=640)
+    shuffled = Shuffled(num_rows=5000, seed=3)
+
+    def padding(rows: np.ndarray) -> float:
+        batches = lengths[rows[: len(rows) // 32 * 32]].reshape(-1, 32)
+        return float(1 - batches.sum() / (batches.max(axis=1) * 32).sum())
+
+    first, second = order.rows_at(0, 5000), order.rows_at(5000, 5000)
+    assert padding(first) < 0.1 < 0.4 < padding(shuffled.rows_at(0, 5000))
+    assert (first == second).mean() < 0.01  # another arrangement each pass
+    assert shuffle_quality(order, batch_rows=32)["mean_distance"] == pytest.approx(1 / 3, abs=0.02)
+
+
+def test_a_curriculum_goes_from_low_to_high_and_draws_among_equals() -> None:
+    ranks = np.random.default_rng(1).integers(0, 4, 400) / 3
+    order = Curriculum(ranks, seed=1)
+    rows = order.rows_at(0, 400)
+    assert (np.diff(ranks[rows]) >= 0).all()
+    assert order.rows_at(400, 400).tolist() == rows.tolist()
+    equals = rows[ranks[rows] == 0]
+    assert equals.tolist() != sorted(equals.tolist())
+    assert Curriculum(ranks, seed=2).rows_at(0, 400).tolist() != rows.tolist()
+    assert Curriculum(ranks, seed=1).identity != Curriculum(ranks + 1e-9, seed=1).identity
+
+
+@pytest.mark.parametrize("ranks", [[], [[1, 2]], ["a", "b"], [1.0, float("nan")], [float("inf")], 3])
+def test_ranks_that_order_nothing_are_refused(ranks: Any) -> None:
+    with pytest.raises(ConfigError):
+        Curriculum(ranks, seed=0)
+
+
+def test_orders_by_name(sample: Callable[[str], Sample]) -> None:
+    plan = make_plan(sample("letters").store, policy="windows", seq_len=16)
+    ranks = np.arange(plan.num_rows)[::-1]
+    made = {name: order_named(name, plan, seed=4, ranks=ranks) for name in ORDER_NAMES}
+    assert [order.identity["name"] for order in made.values()] == list(ORDER_NAMES)
+    assert {order.num_rows for order in made.values()} == {plan.num_rows}
+    assert made["curriculum"].rows_at(0, 3).tolist() == [plan.num_rows - 1, plan.num_rows - 2, plan.num_rows - 3]
+    # What a row's length is, from the plan's own padding.
+    with Loader(plan, batch_rows=plan.num_rows, order=made["group_by_length"], prefetch_batches=0) as loader:
+        batch = next(loader)
+        found = row_lengths(plan)[batch.rows]
+        assert found.tolist() == sorted(found.tolist(), reverse=True)  # one group holds all rows of this plan
+        padding_begins = [np.flatnonzero(row)[-1] + 1 if row.any() else 1 for row in batch.loss_mask]
+        assert (found >= padding_begins).all()
+    for name, ranks_given, message in [
+        ("shufle", None, "shufle"),
+        ("curriculum", None, "needs ranks"),
+        ("curriculum", [1, 2], "2 ranks"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            order_named(name, plan, seed=0, ranks=ranks_given)
+
+
+def test_a_state_of_another_order_is_refused(sample: Callable[[str], Sample]) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=16)
+    ranks = np.arange(plan.num_rows)
+    orders = [None, Sequential(num_rows=plan.num_rows), Curriculum(ranks, seed=0), Curriculum(-ranks, seed=0)]
+    loaders = [Loader(plan, batch_rows=2, order=order, prefetch_batches=0) for order in orders]
+    for one, two in itertools.permutations(loaders, 2):
+        with pytest.raises(ResumeError, match="order"):
+            one.load_state_dict(two.state_dict())
+    for loader, order in zip(loaders, orders, strict=True):
+        again = Loader(plan, batch_rows=2, order=order, prefetch_batches=0)
+        next(loader)
+        again.load_state_dict(loader.state_dict())
+        assert next(again).rows.tolist() == next(loader).rows.tolist()
+    with pytest.raises(ConfigError, match="3 rows"):
+        Loader(plan, batch_rows=2, order=Sequential(num_rows=3))
+
+
+def test_the_figure_of_shuffling_tells_orders_apart() -> None:
+    own = shuffle_quality(Sequential(num_rows=3000), batch_rows=30)
+    drawn = shuffle_quality(Shuffled(num_rows=3000, seed=0), batch_rows=30)
+    assert own["mean_distance"] == pytest.approx(1 / 3000)
+    assert own["in_one_batch"] > 0.96
+    assert drawn["mean_distance"] == pytest.approx(1 / 3, abs=0.02)
+    assert drawn["in_one_batch"] == pytest.approx(drawn["in_one_batch_if_random"], abs=0.01)
+    assert shuffle_quality(Sequential(num_rows=1), batch_rows=4)["mean_distance"] == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -16,8 +17,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import ResumeError
 from penstock.load import Batch, Loader
-from penstock.load.order import permuted
-from penstock.pack import Plan, plan_concat
+from penstock.load.order import ORDER_NAMES, order_named, permuted
+from penstock.load.transforms import RandomCrop
+from penstock.pack import Plan, make_plan, plan_concat
 
 from .conftest import SMALL_STORE_NAMES, Sample
 from .reference import Reference, ReferenceRow, assert_batch_equals
@@ -361,3 +363,82 @@ def test_a_malformed_state_is_refused(sample: Samples, changes: dict[str, Any]) 
 def test_what_is_no_state_at_all_is_refused(sample: Samples, state: Any) -> None:
     with other_loader(sample, "nothing") as loader, pytest.raises(ResumeError):
         loader.load_state_dict(state)
+
+
+POLICIES = ("concat", "best-fit", "windows", "pad")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("prefetch", PREFETCHES)
+def test_every_state_of_three_passes_goes_on_alike_in_all_packings(
+    sample: Samples, policy: str, prefetch: int, torture_figures: Callable[..., None]
+) -> None:
+    """Saved at every step, restored at every state: before the first batch, at a pass's end, in later passes."""
+    overlap = {"overlap": 5} if policy == "windows" else {}
+    plan = make_plan(sample("parts").store, policy=policy, split="val", seq_len=24, **overlap)
+    options = {"batch_rows": 7, "seed": 2, "prefetch_batches": prefetch}
+    num_batches = -(-3 * plan.num_rows // 7)
+    with Loader(plan, **options) as loader:
+        states, whole = [], []
+        for _ in range(num_batches + 2):
+            states.append(loader.state_dict())
+            whole.append(copied(next(loader)))
+    failures = 0
+    for number, state in enumerate(states[:-2]):
+        with resumed(plan, state, **options) as again:
+            failures += take(again, 3) != whole[number : number + 3]
+    case = f"restored at every state of three passes, {policy}, {prefetch} batches ahead"
+    torture_figures(lane="D", case=case, trials=num_batches, failures=failures)
+    assert failures == 0
+    rows = [row for batch in whole for row in batch.rows]
+    for first in range(0, 3 * plan.num_rows, plan.num_rows):
+        assert sorted(rows[first : first + plan.num_rows]) == list(range(plan.num_rows))
+
+
+def test_chains_of_twenty_stops_through_every_reader(
+    sample: Samples, scale: Callable[..., int], torture_figures: Callable[..., None]
+) -> None:
+    """Each leg of a chain is read by another reader, batch size, world size, order and packing: the stream goes on."""
+    torch_readers = pytest.importorskip("penstock.load.torch", reason="torch isn't installed")
+    chains, failures = scale(test=4, torture=200), 0
+    for seed in range(chains):
+        chance = random.Random(seed)
+        plan = make_plan(sample("parts").store, policy=chance.choice(POLICIES), split="val", seq_len=16)
+        order = order_named(
+            chance.choice(ORDER_NAMES), plan, seed=seed, ranks=np.arange(plan.num_rows) % 5, group_rows=9
+        )
+        options = {"seed": seed, "order": order, "transforms": [RandomCrop.for_plan(plan)]}
+        state = Loader(plan, batch_rows=1, prefetch_batches=0, **options).state_dict()
+        seen: list[tuple[int, list[int]]] = []
+        for _ in range(20):
+            batch_rows, steps = chance.choice([1, 2, 4, 6, 12]), chance.randrange(4)
+            if chance.random() < 0.5:
+                stream = torch_readers.RowStream(
+                    plan,
+                    batch_rows=batch_rows,
+                    micro_rows=1,
+                    rank=0,
+                    world_size=1,
+                    fields=["row", "input_ids"],
+                    **options,
+                )
+                stream.load_state_dict(through_json(state))
+                items = itertools.islice(stream, steps * batch_rows)
+                seen += [(int(item["row"]), item["input_ids"].tolist()) for item in items]
+                state = stream.state_after(steps)
+            else:
+                with resumed(
+                    plan, state, batch_rows=batch_rows, prefetch_batches=chance.choice(PREFETCHES), **options
+                ) as loader:
+                    for _ in range(steps):
+                        batch = next(loader)
+                        seen += zip(batch.rows.tolist(), batch.tokens[:, :-1].tolist(), strict=True)
+                    state = loader.state_dict()
+        with Loader(plan, batch_rows=1, prefetch_batches=8, **options) as whole:
+            wanted = [
+                (int(batch.rows[0]), batch.tokens[0, :-1].tolist()) for batch in itertools.islice(whole, len(seen))
+            ]
+        failures += seen != wanted or state["position"] != len(seen)
+    case = "chains of 20 stops over readers, batch sizes, orders, packings"
+    torture_figures(lane="D", case=case, trials=chains, failures=failures)
+    assert failures == 0
