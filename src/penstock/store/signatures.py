@@ -60,7 +60,8 @@ def signatures(tokens: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.N
 
 def has_signature(rows: npt.NDArray[np.uint16]) -> npt.NDArray[np.bool_]:
     """Which rows belong to documents long enough to have one; kept numbers are never 0."""
-    return rows[:, 0] != 0
+    present: npt.NDArray[np.bool_] = rows[:, 0] != 0
+    return present
 
 
 def _smallest_hashes(tokens: npt.NDArray[Any], borders: npt.NDArray[np.int64]) -> npt.NDArray[np.uint32]:
@@ -133,5 +134,5 @@ def _densified(smallest: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
 
 def _kept_bits(smallest: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint16]:
     """16 bits of each hash. The smallest of many are all small: they are spread before the top bits are taken."""
-    kept = (smallest * _KEPT_BITS) >> np.uint32(16)
-    return np.maximum(kept, np.uint32(1)).astype(np.uint16)
+    kept = np.maximum((smallest * _KEPT_BITS) >> np.uint32(16), np.uint32(1))
+    return np.asarray(kept, np.uint16)
