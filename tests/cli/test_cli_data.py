@@ -96,7 +96,7 @@ def test_plan_counts_rows(penstock, store_path, tmp_path):
         ["prepare", "text", "--out", "text"],
         ["prepare", "text", "--out", "text/a.txt"],
         ["prepare", "text", "--out", "s", "--split", "train=x"],
-        ["prepare", "text", "--out", "s", "--dedup", "near"],
+        ["prepare", "text", "--out", "s", "--dedup", "nearly"],
         ["prepare", "text", "other/text", "--out", "s"],
         ["prepare", "git:somewhere", "--out", "s"],
         ["verify", "text"],

@@ -272,3 +272,16 @@ class FailAt:
 def spread(count: int, *, over: int) -> list[int]:
     """`count` numbers from 1 to `over`, evenly spread, both ends among them."""
     return sorted({1 + round(step * (over - 1) / (count - 1)) for step in range(count)})
+
+
+def with_loss_runs(store: Path) -> Path:
+    """A store of four documents, two of which don't carry loss throughout."""
+    question = Part(data=b"What is it?", loss=False)
+    documents = [
+        document("memory/0", b"plain"),
+        document("memory/1", question, b"An answer."),
+        document("memory/2", question, Part(data=b"Another.")),
+        document("memory/3", b"plain too"),
+    ]
+    build(store, MemorySource(documents))
+    return store

@@ -1,14 +1,15 @@
-"""`log`, `diff`: the versions of a store."""
+"""`log`, `diff`, `prune`, `remove`: the versions of a store."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.output import note, one_line, print_facts, print_json, print_table
+from penstock.cli.output import human_bytes, note, one_line, print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from penstock.store.versions import Change, ChangedDocument, VersionDiff, VersionEntry
@@ -138,3 +139,80 @@ def _what(document: ChangedDocument) -> str:
             f"{tokens} tokens",
         ]
     )
+
+
+def prune(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    keep: Annotated[int, typer.Option(help="How many of the newest versions stay.")] = 1,
+    compact: Annotated[
+        bool, typer.Option("--compact", help="Write segments anew that hold tokens of no version, removed ones too.")
+    ] = False,
+    break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Remove old versions of a store and what only they referred to. The latest always stays.
+
+    \b
+    Examples:
+      penstock prune store
+      penstock prune store --keep 3
+      penstock prune store --compact
+
+    A run that pinned a version that goes can't be resumed.
+    """
+    from penstock.store import prune as prune_store
+
+    done = prune_store(store, keep=keep, compact=compact, break_lock=break_lock)
+    if json_output:
+        print_json({"store": str(store), **asdict(done)})
+        return
+    print_facts(
+        {
+            "removed": _versions(done.versions_removed),
+            "left": _versions(done.versions_left),
+            "freed": human_bytes(max(done.bytes_before - done.bytes_after, 0)),
+            "size": human_bytes(done.bytes_after),
+        }
+    )
+    if done.dead_bytes:
+        size = human_bytes(done.dead_bytes)
+        note(f"{size} inside segments belong to no version: penstock prune {shlex.quote(str(store))} --compact")
+
+
+def remove(
+    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    match: Annotated[
+        list[str],
+        typer.Option(help="Documents whose key matches (as in .gitignore), or content:HEX; repeatable."),
+    ],
+    break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Take documents out of a store, and keep them out: a new version without them, and a rule that later runs honour.
+
+    \b
+    Examples:
+      penstock remove store --match 'code/keys/*.pem'
+      penstock inspect store --find 'text of a person who asked' --json
+      penstock remove store --match docs/letters/
+    """
+    from penstock.store import remove as remove_from_store
+
+    done = remove_from_store(store, match, break_lock=break_lock)
+    if json_output:
+        facts = {"version": done.manifest.version, "digest": done.manifest.digest}
+        print_json({"store": str(store), "removed": done.documents, "committed": done.committed, **facts})
+        return
+    state = f"version {done.manifest.version}" + ("" if done.committed else ", unchanged")
+    print(one_line(f"{done.documents:,} documents removed from {store} ({state})"))
+    for key in done.examples:
+        print(f"  {one_line(key)}")
+    if done.documents > len(done.examples):
+        print(f"  and {done.documents - len(done.examples):,} more")
+    if done.documents:
+        name = shlex.quote(str(store))
+        note(f"older versions still hold them: penstock prune {name} --compact takes their tokens off the disk")
+
+
+def _versions(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers)) if numbers else "none"

@@ -96,7 +96,7 @@ class Decisions:
             "seed": self.seed,
         }
         if self.near_threshold is not None:
-            chosen["near"] = {"threshold": f"{self.near_threshold:.6g}", "rules": NEAR_RULES_VERSION}
+            chosen["near"] = {"threshold": self.near_threshold, "rules": NEAR_RULES_VERSION}
         if self.time is not None:
             chosen["split_by_time"] = self.time.options()
         if self.blocklist.rules:

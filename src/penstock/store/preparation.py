@@ -305,8 +305,11 @@ class _Job:
             source_options=self._digest_options["sources"],
             read_tokens=SegmentTokens(self._out, self._tokenizer.dtype),
         )
-        committed = self._previous is None or self._previous.digest != index.digest or self._documents_repaired > 0
-        manifest = self._commit(index, records) if committed else self._previous.manifest  # type: ignore[union-attr]
+        latest = self._previous.manifest if self._previous is not None else None
+        # What was left out isn't in the digest, but every version tells the truth about it.
+        same = latest is not None and (latest.digest, latest.counts) == (index.digest, index.counts)
+        committed = not same or self._documents_repaired > 0
+        manifest = self._commit(index, records) if committed or latest is None else latest
         self._remember(index, records, started_ns)
         return manifest, committed
 
