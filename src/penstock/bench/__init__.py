@@ -21,10 +21,12 @@ __all__ = ["BENCHMARKS", "format_table", "run_benchmark", "write_result"]
 BENCHMARKS: Mapping[str, str] = {
     "prepare": "penstock.bench.prepare",
     "formats": "penstock.bench.formats",
+    "plan": "penstock.bench.plan",
     "load": "penstock.bench.load",
     "verify": "penstock.bench.verify",
     "tokenize": "penstock.bench.tokenize",
     "refused": "penstock.bench.refused",
+    "hygiene": "penstock.bench.hygiene",
     "train": "penstock.bench.train",
     "import": "penstock.bench.importing",
 }

@@ -22,6 +22,7 @@ _TITLES = {
     "verify": "A store checked",
     "tokenize": "Documents in memory to ids",
     "refused": "Tokenizers that gigatoken refuses",
+    "hygiene": "Hygiene of content",
     "train": "Training steps",
     "import": "Importing the package",
 }
@@ -41,6 +42,8 @@ the digest computed again, leaks. Rates are of tokens as stored.""",
     "refused": """Ours is prepare, from files to a committed store, as above. datasets gets the same documents in
 memory and as many processes; the promise is judged against its `map` alone. The vocabularies are trained on the corpus
 for this run.""",
+    "hygiene": """One core, processor time, documents in memory. The ceiling is a search for a NUL byte. Secrets are
+made up, in known formats, planted in ordinary files; whatever is found in the corpus counts as a false alarm.""",
     "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
 }

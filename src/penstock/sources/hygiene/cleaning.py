@@ -22,10 +22,10 @@ from typing import Any
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import canonical_json
-from penstock.sources.document import Document, Part, PartKind
+from penstock.sources.document import Document, PartKind
 from penstock.sources.hygiene.content import CONTENT_RULES_VERSION, head_of, is_generated_name, is_minified
 from penstock.sources.hygiene.languages import CODE_LANGUAGES
-from penstock.sources.hygiene.secrets import SECRET_RULES_VERSION, redacted
+from penstock.sources.hygiene.secrets import SECRET_RULES_VERSION, redacted, secret_spans
 from penstock.sources.source import UnitText
 
 __all__ = ["Cleaning", "CleaningOptions"]
@@ -84,16 +84,14 @@ class Cleaning:
     def clean(self, text: UnitText) -> UnitText:
         """What is left of a unit; the tally that came in goes on counting."""
         kept: list[Document] = []
+        finds_secrets = self._secrets != "keep"
         for document in text.documents:
             reason = self._problem(document)
-            if reason is None and self._secrets != "keep":
-                found: dict[str, int] = {}
-                parts = _redacted_parts(document.parts, found)
-                if found and self._secrets == "drop":
+            if reason is None and finds_secrets and _has_secrets(document):
+                if self._secrets == "drop":
                     reason = "secret"
-                elif found:
-                    facts = _with_facts(document.facts, {"secrets": found})
-                    document = replace(document, parts=parts, facts=facts, exact=False, text_hash=b"")
+                else:
+                    document = _redacted(document)
             if reason is None:
                 kept.append(document)
             else:
@@ -120,17 +118,23 @@ class Cleaning:
         return None
 
 
-def _redacted_parts(parts: tuple[Part, ...], found: dict[str, int]) -> tuple[Part, ...]:
-    """The parts with markers in the place of secrets, which are counted by kind; the same object if there are none."""
-    changed: list[Part] | None = None
-    for number, part in enumerate(parts):
-        if part.kind is not PartKind.TEXT:
-            continue
-        data = redacted(part.data, found)
-        if data is not part.data:
-            changed = changed if changed is not None else list(parts)
-            changed[number] = replace(part, data=data)
-    return parts if changed is None else tuple(changed)
+def _has_secrets(document: Document) -> bool:
+    # A loop, not any(): documents are many, nearly all have one part, and a generator costs as much as the search.
+    for part in document.parts:  # noqa: SIM110
+        if part.kind is PartKind.TEXT and secret_spans(part.data):
+            return True
+    return False
+
+
+def _redacted(document: Document) -> Document:
+    """A copy with markers in the place of the secrets, which its facts count by kind."""
+    found: dict[str, int] = {}
+    parts = tuple(
+        replace(part, data=redacted(part.data, found)) if part.kind is PartKind.TEXT else part
+        for part in document.parts
+    )
+    facts = _with_facts(document.facts, {"secrets": found})
+    return replace(document, parts=parts, facts=facts, exact=False, text_hash=b"")
 
 
 @functools.lru_cache

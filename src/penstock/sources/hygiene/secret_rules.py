@@ -30,7 +30,7 @@ MIN_VALUE_VARIETY = 6
 MIN_LETTERS_ONLY = 16
 MAX_PEM_BYTES = 2**15
 MAX_JWT_HEADER_BYTES = 1024
-MAX_USER_BYTES = 200
+MAX_USER_BYTES = 128
 MIN_PEM_BASE64_BYTES = 64
 MIN_PEM_BASE64_SHARE = 0.7
 
@@ -139,7 +139,7 @@ def _json_web_token(data: bytes, start: int, end: int) -> Span | None:
 
 
 _URL_PASSWORD = re.compile(
-    rb"://(?P<user>[^\s/@:\"'`<>{}$\[\]\\]{0,64}):(?P<password>[^\s/@\"'`<>{}$\[\]\\]{3,128})@[A-Za-z0-9.\[-]"
+    rb"://(?P<user>[^\s/@:\"'`<>{}$\[\]\\]{0,64}+):(?P<password>[^\s/@\"'`<>{}$\[\]\\]{3,128}+)@[A-Za-z0-9.\[-]"
 )
 _URL_PLACEHOLDER = re.compile(
     rb"\A(?:pass|passwd|password|pwd|pw|secret|token|port|user|username|x{2,}|\*+|\.+|%[^0-9].*|:.*)\Z", re.IGNORECASE
@@ -160,14 +160,15 @@ def _url_password(data: bytes, start: int, end: int) -> Span | None:
     return *found.span("password"), "url-password"
 
 
-# After a name that promises a secret: the rest of the name, an operator, and a value in quotes or bare.
+# After a name that promises a secret: the rest of the name, an operator, and a value in quotes or bare. Nothing is
+# tried twice (possessive and atomic groups): what isn't an assignment is left after a microsecond.
 _ASSIGNED = re.compile(
     rb"""
-    (?P<rest>[A-Za-z0-9_.-]{0,40})
-    (?:\\?["'`]|\]){0,2} [ \t]{0,8}
-    (?: :[ ]?[A-Za-z_.\[\]]{1,24}[ ]=(?!=) | :=|=>|={1,3}|:|,|\(|> ) [ \t]{0,8}
-    (?: [bBrRuU]{0,2}\\?(?P<quote>["'`]) (?P<quoted>[^\s"'`\\<>]{8,256}) \\?(?P=quote)
-      | (?P<bare>[^\s"'`\\<>(){}\[\],;:$&|=]{8,256}={0,2}) (?=[\s"'`,;&<\\]|\Z) )
+    (?P<rest>[A-Za-z0-9_.-]{0,40}+)
+    (?:\\?["'`]|\]){0,2}+ [ \t]{0,8}+
+    (?> :[ ]?[A-Za-z_.\[\]]{1,24}[ ]=(?!=) | :=|=>|={1,3}|:|,|\(|> ) [ \t]{0,8}+
+    (?> [bBrRuU]{0,2}\\?(?P<quote>["'`]) (?P<quoted>[^\s"'`\\<>]{8,256}+) \\?(?P=quote)
+      | (?P<bare>[^\s"'`\\<>(){}\[\],;:$&|=]{8,256}+={0,2}+) (?=[\s"'`,;&<\\]|\Z) )
     """,
     re.VERBOSE,
 )
@@ -205,7 +206,7 @@ def _assigned(kind: str, *, word: str = "") -> Finder:
             return None
         group = "quoted" if found["quote"] else "bare"
         value = found[group]
-        if _NO_SECRET.search(found["rest"]) or not _is_random(value, is_password=is_password, is_bare=group == "bare"):
+        if not _is_random(value, is_password=is_password, is_bare=group == "bare") or _NO_SECRET.search(found["rest"]):
             return None
         return *found.span(group), _kind_of(value, kind, data[max(0, start - 12) : found.end("rest")])
 
@@ -228,23 +229,27 @@ def _is_random(value: bytes, *, is_password: bool, is_bare: bool) -> bool:
     By the kinds of characters, the changes between them along the value, and Shannon's entropy. A value without quotes
     may be an expression of the language, so more is asked of it.
     """
-    if _is_placeholder_value(value) or _WORD_LIKE.match(value) or _NEVER_SECRET.match(value) or value.endswith(b"*"):
+    if not is_password and len(value) < (20 if is_bare else 16):
         return False
     kinds = value.translate(_CHARACTER_KINDS)
-    changes = sum(map(int.__ne__, kinds, kinds[1:]))
     has_digit, has_letter, has_symbol = b"d" in kinds, b"l" in kinds or b"u" in kinds, b"s" in kinds
-    if is_password:
-        if not (has_letter and (has_digit or has_symbol)):
-            return False
-        return changes >= (4 if is_bare else 3) and _entropy(value) >= (3.0 if is_bare else 2.75)
-    if len(value) < (20 if is_bare else 16) or not (has_digit and has_letter):
+    if not has_letter or not (has_digit or (is_password and has_symbol)):
         return False
-    return changes >= (6 if is_bare else 4) and _entropy(value) >= (3.2 if is_bare else 3.0)
+    changes = sum(map(int.__ne__, kinds, kinds[1:]))
+    if is_password:
+        is_varied = changes >= (4 if is_bare else 3) and _entropy(value) >= (3.0 if is_bare else 2.75)
+    else:
+        is_varied = changes >= (6 if is_bare else 4) and _entropy(value) >= (3.2 if is_bare else 3.0)
+    return is_varied and not _is_placeholder_value(value)
 
 
 def _is_placeholder_value(value: bytes) -> bool:
+    """Whether a value with the variety of a secret is a name, a time, an address or an example."""
     return (
         len(set(value)) < MIN_VALUE_VARIETY
+        or value.endswith(b"*")
+        or _WORD_LIKE.match(value) is not None
+        or _NEVER_SECRET.match(value) is not None
         or _PLACEHOLDER.search(value) is not None
         or _PLACEHOLDER_VALUE.search(value) is not None
     )

@@ -11,15 +11,15 @@ hostile input too. Memory: the hits of one stretch of 1 MiB, and a copy of a doc
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from penstock.sources.hygiene.secret_rules import FORMATS, NAMES, SECRET_RULES_VERSION, Finder, Span
 
-if TYPE_CHECKING:
-    from ahocorasick_rs import BytesAhoCorasick
-
 __all__ = ["SECRET_RULES_VERSION", "redacted", "secret_spans"]
+
+Hit = tuple[int, int, int]
+"""Number of a literal, start, end."""
+Search = Callable[[bytes], list[Hit]]
 
 STRETCH_BYTES = 2**20
 BUCKETS = 16
@@ -45,16 +45,30 @@ def redacted(data: bytes, found: dict[str, int]) -> bytes:
 def secret_spans(data: bytes) -> list[Span]:
     """Where the secrets are: start, end, kind; in order, without overlap."""
     spans: list[Span] = []
-    for searcher, finders in _searches():
-        done = 0
-        for base in range(0, len(data), STRETCH_BYTES):
-            stretch = data if len(data) <= STRETCH_BYTES else data[base : base + STRETCH_BYTES + OVERLAP_BYTES]
-            for literal, start, end in searcher.find_matches_as_indexes(stretch):
-                # Not inside the last one: a long secret may hold many literals.
-                if base + start >= done and (span := finders[literal](data, base + start, base + end)):
-                    spans.append(span)
-                    done = span[1]
+    for search, finders in _searches():
+        if len(data) > STRETCH_BYTES:
+            _look_in_stretches(data, search, finders, spans)
+        elif hits := search(data):
+            _look(data, 0, hits, finders, spans, 0)
     return _without_overlap(spans) if spans else spans
+
+
+def _look(data: bytes, base: int, hits: list[Hit], finders: Sequence[Finder], spans: list[Span], done: int) -> int:
+    """Asks the finders; returns where the last secret ends."""
+    for literal, start, end in hits:
+        # Not inside the last one: a long secret may hold many literals.
+        if base + start >= done and (span := finders[literal](data, base + start, base + end)):
+            spans.append(span)
+            done = span[1]
+    return done
+
+
+def _look_in_stretches(data: bytes, search: Search, finders: Sequence[Finder], spans: list[Span]) -> None:
+    """As for a short document, with the hits of one stretch at a time in memory."""
+    done = 0
+    for base in range(0, len(data), STRETCH_BYTES):
+        hits = search(data[base : base + STRETCH_BYTES + OVERLAP_BYTES])
+        done = _look(data, base, hits, finders, spans, done)
 
 
 def _without_overlap(spans: list[Span]) -> list[Span]:
@@ -72,7 +86,7 @@ def _without_overlap(spans: list[Span]) -> list[Span]:
 
 
 @functools.cache
-def _searches() -> tuple[tuple[BytesAhoCorasick, tuple[Finder, ...]], ...]:
+def _searches() -> tuple[tuple[Search, tuple[Finder, ...]], ...]:
     """Per process: the searches and, by the number of a literal, who looks where it was met."""
     from ahocorasick_rs import BytesAhoCorasick, MatchKind
 
@@ -81,7 +95,7 @@ def _searches() -> tuple[tuple[BytesAhoCorasick, tuple[Finder, ...]], ...]:
         ordered = _in_buckets(rules)
         # Leftmost-first is the kind for which the library has its vectorised search.
         searcher = BytesAhoCorasick([literal for literal, _ in ordered], matchkind=MatchKind.LeftmostFirst)
-        searches.append((searcher, tuple(finder for _, finder in ordered)))
+        searches.append((searcher.find_matches_as_indexes, tuple(finder for _, finder in ordered)))
     return tuple(searches)
 
 
