@@ -169,6 +169,44 @@ def test_sequential_batches_of_no_rows_are_refused(sample: Samples, batch_rows: 
         list(sequential_batches(plan, batch_rows=batch_rows))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
+@pytest.mark.parametrize("name", ["letters", "wide"])
+def test_a_gpu_gets_what_a_cpu_gets_while_it_computes(sample: Samples, name: str, prefetch: int) -> None:
+    """Copies run beside a long queue of computation, which must neither hold them up nor see a buffer filled again."""
+    plan = plan_concat(sample(name).store, seq_len=24)
+    options = {"batch_rows": 5, "seed": 3, "prefetch_batches": prefetch}
+    work = torch.randn(2048, 2048, device="cuda")
+    with TorchLoader(plan, device="cuda", **options) as loader, TorchLoader(plan, **options) as plain:
+        kept = []
+        for _ in range(40):
+            batch = next(loader)
+            for _ in range(5):
+                work = work @ work / 2048
+            kept.append((batch, batch.tokens * 1))
+        for batch, seen in kept:
+            wanted = next(plain)
+            assert torch.equal(seen.cpu(), wanted.tokens)
+            for field in ("tokens", "loss_mask", "cu_seqlens", "labels", "document_ids", "position_ids"):
+                assert torch.equal(getattr(batch, field).cpu(), getattr(wanted, field)), field
+            assert torch.equal(batch[1:4].position_ids.cpu(), wanted[1:4].position_ids)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_asking_for_a_batch_does_not_wait_for_the_gpu_to_compute(sample: Samples) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=24)
+    work = torch.randn(8192, 8192, device="cuda")
+    with TorchLoader(plan, device="cuda", batch_rows=5) as loader:
+        next(loader)
+        torch.cuda.synchronize()
+        for _ in range(200):
+            work = work @ work / 8192
+        computed = torch.cuda.current_stream().record_event()
+        next(loader)
+        next(loader)
+        assert not computed.query()  # still computing: nothing waited for it
+
+
 def test_the_package_needs_no_torch() -> None:
     import subprocess
     import sys

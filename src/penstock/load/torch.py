@@ -138,6 +138,8 @@ class TorchLoader:
     ) -> None:
         self._device = torch.device(device)
         self._pinned = self._device.type == "cuda"
+        self._copies = torch.cuda.Stream(self._device) if self._pinned else None  # type: ignore[no-untyped-call]
+        self._copied: torch.cuda.Event | None = None
         self._loader = Loader(plan, batch_rows=batch_rows, allocate=self._allocate, **loader_options)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -163,10 +165,19 @@ class TorchLoader:
         return self
 
     def __next__(self) -> TorchBatch:
-        batch = on_device(next(self._loader), self._device)
-        if self._pinned:
-            # The buffer is filled again after the next call, so the copy out of it must have ended by then.
-            torch.cuda.current_stream(self._device).synchronize()
+        if self._copies is None:
+            return on_device(next(self._loader), self._device)
+        if self._copied is not None:
+            # Asking for a batch gives up the buffer of the one before, so its copy must have ended; it has a stream of
+            # its own and waits for no computation.
+            self._copied.synchronize()
+        with torch.cuda.stream(self._copies):
+            batch = on_device(next(self._loader), self._device)
+            self._copied = self._copies.record_event()
+        current = torch.cuda.current_stream(self._device)
+        current.wait_event(self._copied)
+        for tensor in (batch.tokens, batch.loss_mask, batch.cu_seqlens):
+            tensor.record_stream(current)  # its memory was taken in the other stream and is used in this one
         return batch
 
     def close(self) -> None:
