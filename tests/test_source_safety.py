@@ -49,6 +49,17 @@ def test_nothing_in_the_package_runs_data(path: Path):
     assert [found for found in problems(path) if (place, found.split(" ")[1]) not in ALLOWED_CALLS] == []
 
 
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_nothing_is_done_inside_an_assert(path: Path):
+    """`python -O` leaves asserts out: what they call must not matter, and what comes from outside is never their
+    business. Types are narrowed by some, which call nothing."""
+    asserts = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    calling = [node.lineno for node in asserts if any(isinstance(inner, ast.Call) for inner in ast.walk(node))]
+    assert calling == []
+    if path.parent.name in ("store", "load"):
+        assert asserts == [], "damage must be found under python -O too"
+
+
 def test_the_check_itself_finds_what_it_looks_for(tmp_path: Path):
     bad = tmp_path / "bad.py"
     bad.write_text(

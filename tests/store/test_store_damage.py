@@ -1,4 +1,5 @@
-"""Damage and forgery: every byte of every file, and manifests that lie with a right checksum."""
+"""Damage and forgery: files that are gone, and manifests that lie with a right checksum. `test_store_damage_bits.py`
+has the accidents by the thousand, `test_store_damage_hostile.py` what hostile files cost."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import random
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DamagedStoreError, NotAStoreError, PenstockError
-from penstock.sources import Part
 from penstock.store import open_store, verify
-from penstock.store.layout import BLOCK_BYTES, INDEX_ARRAYS
+from penstock.store.layout import BLOCK_BYTES, INDEX_ARRAYS, REASONS
 
 from . import samples
-from .damage import forged_counts
+from .damage import forged_counts, read_everything, write_tiny_store
 from .samples import (
     MemorySource,
     build,
@@ -48,22 +47,6 @@ FILES = [
 ]
 
 
-def write_tiny_store(out: Path) -> Path:
-    """Three documents of a few bytes, one of them without loss on a part, so that no file is empty."""
-    asked = document("c", Part(data=b"ask", loss=False), b"tell")
-    build(out, MemorySource([document("a", b"one"), document("b", b"two"), asked]), unit_bytes=1)
-    return out
-
-
-def read_everything(store: Path) -> None:
-    """What a reader may touch of the latest version."""
-    with open_store(store) as opened:
-        for number in range(opened.num_documents):
-            opened.document_tokens(number)
-        opened.provenance()
-        opened.tokenizer()
-
-
 @pytest.fixture
 def tiny(scratch: Path) -> Path:
     return write_tiny_store(scratch / "tiny")
@@ -82,42 +65,12 @@ def problem_files(store: Path) -> set[str]:
 
 
 def test_the_tiny_store_has_each_of_these_files_and_no_other(tiny):
-    assert sorted({name.rpartition("/")[2] for name in contents(tiny) if not name.startswith("segments/")}) == sorted(
-        name for name in FILES if name not in ("tokens", "blocks")
-    )
+    others = {name.rpartition("/")[2] for name in contents(tiny) if not name.startswith(("segments/", "cache/"))}
+    assert others == {name for name in FILES if name not in ("tokens", "blocks")}
     assert {name.rpartition(".")[2] for name in contents(tiny) if name.startswith("segments/")} == {"tokens", "blocks"}
     assert all(contents(tiny).values())
     assert verify(tiny) == []
     read_everything(tiny)
-
-
-@pytest.mark.parametrize("ending", FILES)
-def test_a_flipped_bit_in_any_byte_is_found(tiny, ending):
-    chance = random.Random(ending)
-    name = name_of(tiny, ending)
-    whole = (tiny / name).read_bytes()
-    for position in range(len(whole)):
-        damaged = bytearray(whole)
-        damaged[position] ^= 1 << chance.randrange(8)
-        (tiny / name).write_bytes(damaged)
-        assert name in problem_files(tiny), f"byte {position}"
-        if position % 64 == 0:
-            with pytest.raises(DamagedStoreError):
-                read_everything(tiny)
-    (tiny / name).write_bytes(whole)
-    assert verify(tiny) == []
-
-
-@pytest.mark.parametrize("ending", FILES)
-def test_any_truncation_and_any_growth_is_found(tiny, ending):
-    name = name_of(tiny, ending)
-    whole = (tiny / name).read_bytes()
-    for length in [*range(len(whole)), len(whole) + 1]:
-        (tiny / name).write_bytes((whole + b"\0")[:length])
-        assert name in problem_files(tiny), f"{length} of {len(whole)} bytes"
-        if length % 64 == 0 or length > len(whole):
-            with pytest.raises(DamagedStoreError):
-                open_store(tiny)
 
 
 @pytest.mark.parametrize("ending", FILES)
@@ -230,7 +183,7 @@ class TestPayload:
     def test_a_flipped_bit_on_first_touch_of_its_block(self, large, tokens):
         whole = tokens.read_bytes()
         chance = random.Random(11)
-        for _ in range(200):
+        for _ in range(30):
             position = chance.randrange(len(whole))
             damaged = bytearray(whole)
             damaged[position] ^= 1 << chance.randrange(8)
@@ -285,7 +238,7 @@ from penstock.errors import DamagedStoreError
 from penstock.store import open_store, verify
 store = Path(sys.argv[1])
 missed, count = [], 0
-for path in sorted(path for path in store.rglob("*") if path.is_file()):
+for path in sorted(path for path in store.rglob("*") if path.is_file() and path.parent.name != "cache"):
     whole = path.read_bytes()
     places = range(0, len(whole), 1 + len(whole) // 16)
     changes = [whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :] for at in places]
@@ -348,12 +301,10 @@ RAW = {
 
 
 @pytest.mark.parametrize("case", RAW)
-def test_a_malformed_manifest_with_a_right_checksum_is_refused_quickly(tiny, case):
+def test_a_malformed_manifest_with_a_right_checksum_is_refused(tiny, case):
     put_text(tiny, RAW[case](manifest_text(tiny)))
-    started = time.perf_counter()
     with pytest.raises(DamagedStoreError):
         open_store(tiny)
-    assert time.perf_counter() - started < 1
     assert [(problem.file, problem.kind) for problem in verify(tiny)] == [("manifests/000001.json", "manifest")]
 
 
@@ -386,10 +337,8 @@ def test_a_manifest_of_wrong_types_or_values_is_refused(tiny, field):
     whole = manifest_text(tiny)
     for value in LIES[field]:
         forged_manifest(tiny, lambda content, value=value: content.update({field: value}))
-        started = time.perf_counter()
         with pytest.raises(DamagedStoreError):
             open_store(tiny)
-        assert time.perf_counter() - started < 1
         assert "manifests/000001.json" in problem_files(tiny), f"{field} = {value!r}"
         (tiny / "manifests" / "000001.json").write_text(whole)
 
@@ -445,7 +394,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_forged_manifest_makes_reader_or_verify_stumble(tiny, data):
     """Any value anywhere in the manifest: it is refused, or it made no difference; nothing else is ever raised."""
@@ -496,7 +445,7 @@ def put(position: int, value: int) -> Any:
         ("length", put(0, 2**32 - 1)),
         ("split", put(0, 3)),
         ("source", put(2, 1)),
-        ("reason", put(0, 3)),
+        ("reason", put(0, len(REASONS))),
         ("loss_documents", put(0, 3)),
         ("loss_documents", lambda array: [2, 2]),
         ("loss_starts", put(0, 1)),

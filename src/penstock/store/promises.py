@@ -18,6 +18,7 @@ import pyarrow.compute
 from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES
 from penstock.store.index import KEPT, digest_columns
 from penstock.store.layout import DOCUMENTS_COLUMNS, store_digest
+from penstock.store.near import leaking_pairs
 from penstock.store.reader import Store
 from penstock.tokenize import Tokenizer
 
@@ -123,8 +124,27 @@ def _wrong_counts(store: Store) -> Iterator[Broken]:
 
 
 def _leaks(store: Store, columns: DocumentColumns) -> Iterator[str]:
-    """Contents that stand in more than one split."""
+    """Contents that stand in more than one split, and near copies that do where they were to be excluded."""
     yield from _equal_across_splits(store, columns)
+    near = store.manifest.options.get("near")
+    if near is not None:
+        threshold = near.get("threshold") if isinstance(near, dict) else None
+        if isinstance(threshold, int | float):
+            yield from _alike_across_splits(store, float(threshold))
+        else:
+            yield f"the options name no threshold of near copies, but {near!r:.80}"
+
+
+def _alike_across_splits(store: Store, threshold: float) -> Iterator[str]:
+    signatures = store.signatures()
+    if signatures is None:
+        yield "the options say that near copies were excluded, but the index has no signatures"
+        return
+    splits, names = store.arrays["split"], store.manifest.splits
+    kept = store.arrays["reason"] == KEPT
+    for one, other, alike in leaking_pairs(signatures, splits, kept, threshold=threshold):
+        where = f"in {names[splits[one]]} and {names[splits[other]]}"
+        yield f"documents {one} and {other} are near copies ({alike:.2f}), {where}"
 
 
 def _equal_across_splits(store: Store, columns: DocumentColumns) -> Iterator[str]:

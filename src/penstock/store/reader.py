@@ -48,6 +48,9 @@ SIGNATURES = "signatures.array"
 SIGNATURE_NUMBERS = 128
 # A hundred thousand segments are a fifth of this; what is larger wasn't written by us and isn't read into memory.
 LARGEST_MANIFEST_BYTES = 2**26
+# A table of documents shrinks to a tenth or so; one that would grow this much is made to fill the memory.
+LEAST_TABLE_LIMIT = 2**25
+LARGEST_TABLE_RATIO = 300
 _CHECK_BYTES = 2**20
 
 
@@ -115,6 +118,9 @@ def read_manifest(path: Path, version: int) -> Manifest:
     manifest = decode_manifest(data, path=file)
     if manifest.version != version:
         raise _damaged(file, f"it is the manifest of version {manifest.version}")
+    for names in ([entry.name for entry in manifest.segments], [entry.name for entry in manifest.index]):
+        if len(set(names)) < len(names):
+            raise _damaged(file, "it names a file twice")
     return manifest
 
 
@@ -262,20 +268,42 @@ class Store:
     @cached_property
     def _provenance(self) -> Any:
         import pyarrow as pa
-        import pyarrow.parquet
 
         entry = self._documents_entry()
-        try:
+        with self._decoding(entry):
             # In this thread: with Arrow's own, one of twelve short commands aborted while Python was ending.
-            file = pa.parquet.ParquetFile(pa.BufferReader(self._checked_bytes(entry)), pre_buffer=False)
-            table = file.read(use_threads=False)
-        except (pa.ArrowException, OSError) as error:
-            raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({error})") from None
-        columns = {column.name: str(column.type) for column in table.schema}
-        nulls = sum(column.null_count for column in table.columns)
-        if columns != DOCUMENTS_COLUMNS or nulls or table.num_rows != self.num_documents:
-            raise _damaged(self.path / entry.name, f"it isn't the table of {self.num_documents} documents")
+            table = self._opened_table(self._checked_bytes(entry), entry).read(use_threads=False)
+            table.validate(full=True)
+            if table.num_rows != self.num_documents or any(column.null_count for column in table.columns):
+                raise pa.ArrowInvalid("values are missing")
         return table
+
+    @contextlib.contextmanager
+    def _decoding(self, entry: FileEntry) -> Iterator[None]:
+        import pyarrow as pa
+
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            first_line = str(error).partition("\n")[0]
+            raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({first_line})") from None
+
+    def _opened_table(self, content: Any, entry: FileEntry) -> Any:
+        """The Parquet file of the documents, of which nothing is decoded before columns, rows and sizes are right."""
+        import pyarrow as pa
+        import pyarrow.parquet
+
+        file = pa.parquet.ParquetFile(pa.BufferReader(content), pre_buffer=False)
+        found = {column.name: str(column.type) for column in file.schema_arrow}
+        groups = [file.metadata.row_group(number) for number in range(file.metadata.num_row_groups)]
+        rows = sum(group.num_rows for group in groups)
+        is_named = found == DOCUMENTS_COLUMNS and len(file.schema_arrow) == len(found)
+        if not is_named or not rows == file.metadata.num_rows == self.num_documents:
+            raise _damaged(self.path / entry.name, f"it isn't the table of {self.num_documents} documents")
+        num_bytes = sum(group.total_byte_size for group in groups)
+        if num_bytes > LEAST_TABLE_LIMIT + LARGEST_TABLE_RATIO * entry.bytes:
+            raise _damaged(self.path / entry.name, f"its {entry.bytes} bytes would become {num_bytes}")
+        return file
 
     def _documents_entry(self) -> FileEntry:
         for entry in self.manifest.index:
@@ -290,7 +318,6 @@ class Store:
     def provenance_batches(self, columns: Sequence[str]) -> Iterator[Any]:
         """Some columns of the documents table in batches (pyarrow), checked, without the rest of it in memory."""
         import pyarrow as pa
-        import pyarrow.parquet
 
         entry = self._documents_entry()
         with _reading(self.path / entry.name):
@@ -299,17 +326,17 @@ class Store:
             content = file.read_buffer()
             if content.size != entry.bytes or checksum_hex(content) != entry.checksum:
                 raise _damaged(self.path / entry.name, "its checksum isn't the manifest's")
-            try:
-                table = pa.parquet.ParquetFile(pa.BufferReader(content), pre_buffer=False)
-                found = {column.name: str(column.type) for column in table.schema_arrow}
-                if found != DOCUMENTS_COLUMNS or table.metadata.num_rows != self.num_documents:
-                    raise _damaged(self.path / entry.name, f"it isn't the table of {self.num_documents} documents")
+            with self._decoding(entry):
+                table = self._opened_table(content, entry)
+                num_rows = 0
                 for batch in table.iter_batches(TABLE_BATCH_ROWS, columns=list(columns), use_threads=False):
+                    batch.validate(full=True)
+                    num_rows += batch.num_rows
                     if any(column.null_count for column in batch.columns):
-                        raise _damaged(self.path / entry.name, "a value is missing")
+                        raise pa.ArrowInvalid("values are missing")
                     yield batch
-            except (pa.ArrowException, OSError) as error:
-                raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({error})") from None
+                if num_rows != self.num_documents:
+                    raise pa.ArrowInvalid(f"{num_rows} rows are there")
 
     def signatures(self) -> npt.NDArray[np.uint16] | None:
         """[documents, 128] numbers by which near copies are known, mapped; None in a store that has none.

@@ -26,6 +26,7 @@ from penstock.errors import DamagedStoreError, DiskError, NotAStoreError, Pensto
 from penstock.hashing import RunningChecksum, token_hash
 from penstock.store.layout import (
     BLOCK_BYTES,
+    CACHE,
     MANIFESTS,
     SEGMENTS,
     FileEntry,
@@ -37,8 +38,9 @@ from penstock.store.payload import Ranges, SegmentFindings, examine_segment, fil
 from penstock.store.places import DocumentPlaces, document_places
 from penstock.store.promises import Broken, DocumentColumns, broken_promises, read_document_columns
 from penstock.store.reader import Store, link_on_the_way, list_versions, read_manifest
+from penstock.store.writer import decode_table
 
-__all__ = ["Problem", "Verification", "examine", "verify"]
+__all__ = ["Problem", "Verification", "examine", "examine_entry", "verify"]
 
 MOST_PROBLEMS_OF_A_KIND = 100
 # Below this a second process takes longer to start than it saves.
@@ -108,6 +110,7 @@ def examine(path: Path, *, quick: bool = False, workers: int = 1, on_progress: P
     run = _Examination(path, quick=quick, workers=workers, on_progress=on_progress)
     try:
         run.versions(versions)
+        run.problems += cache_problems(path)
     except OSError as error:
         raise DiskError.from_os_error(error, doing="reading") from error
     return Verification(
@@ -117,6 +120,29 @@ def examine(path: Path, *, quick: bool = False, workers: int = 1, on_progress: P
         seconds=time.perf_counter() - started,
         quick=quick,
     )
+
+
+def cache_problems(path: Path) -> list[Problem]:
+    """No version needs what the store remembers of its inputs, but damage there is damage to the disk too."""
+    if (path / CACHE).is_symlink():
+        return [Problem(file=CACHE, kind="missing", detail="it is a link")]
+    detail = "it isn't what was written; remove it, or prepare again, which writes it anew"
+    return [
+        Problem(file=str(file.relative_to(path)), kind="checksum", detail=detail)
+        for file in sorted(path.glob(f"{CACHE}/*.arrow"))
+        # Only a plain file is read: a link to a device or a pipe has no end.
+        if not stat.S_ISREG(file.lstat().st_mode) or decode_table(file) is None
+    ]
+
+
+def examine_entry(path: Path, entry: Entry) -> list[Problem]:
+    """One file that a manifest names, or one segment, on its own: as `examine` does it, but without what it means."""
+    run = _Examination(path, quick=False, workers=1, on_progress=None)
+    problems = run.entry_problems(entry)
+    if isinstance(entry, SegmentEntry) and not problems:
+        dtype = np.dtype(f"<u{entry.bytes // entry.tokens}")
+        problems = _segment_problems(entry, run.examined(entry, dtype, Ranges.none()))
+    return problems
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +197,7 @@ class _Examination:
     def _version(self, version: int, manifest: Manifest) -> None:
         for entry in _entries(manifest):
             if entry not in self._found:
-                self._found[entry] = self._entry_problems(entry)
+                self._found[entry] = self.entry_problems(entry)
                 self.problems += self._found[entry]
         # With a file in doubt, what the index means can't be judged; blocks still can.
         doubtful = any(self._found[entry] for entry in _entries(manifest))
@@ -186,6 +212,7 @@ class _Examination:
             with Store(self._path, version) as store:
                 columns = read_document_columns(store)
                 tokenizer = store.tokenizer()
+                store.signatures()
                 opened = _Opened(columns=columns, places=document_places(store), vocab_size=tokenizer.vocab_size)
                 self._add(file, broken_promises(store, columns, tokenizer))
         except (PenstockError, RecursionError, ValueError) as error:  # checksums fit, but nobody of ours wrote this
@@ -209,7 +236,8 @@ class _Examination:
 
     # Files
 
-    def _entry_problems(self, entry: Entry) -> list[Problem]:
+    def entry_problems(self, entry: Entry) -> list[Problem]:
+        """Of a file all there is; of a segment its checksums' file and its size."""
         if not isinstance(entry, SegmentEntry):
             return self._file_problems(entry)
         tokens = FileEntry(name=_tokens_name(entry), bytes=entry.bytes, checksum="")
@@ -266,7 +294,7 @@ class _Examination:
             entry = manifest.segments[number]
             ranges = opened.places.ranges(number) if opened else Ranges.none()
             try:
-                return self._examined(entry, np.dtype(manifest.dtype), ranges)
+                return self.examined(entry, np.dtype(manifest.dtype), ranges)
             except OSError as error:
                 return error
 
@@ -288,7 +316,8 @@ class _Examination:
             opened is None or known.ranges.positions_of(opened.places.ranges(number)) is not None
         )
 
-    def _examined(self, entry: SegmentEntry, dtype: np.dtype[Any], ranges: Ranges) -> SegmentFindings:
+    def examined(self, entry: SegmentEntry, dtype: np.dtype[Any], ranges: Ranges) -> SegmentFindings:
+        """What a pass over a segment finds."""
         checksums = np.frombuffer((self._path / _blocks_entry(entry).name).read_bytes(), "<u8")
         file = self._path / _tokens_name(entry)
         return examine_segment(file, num_bytes=entry.bytes, dtype=dtype, checksums=checksums, ranges=ranges)

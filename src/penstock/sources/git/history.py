@@ -366,8 +366,8 @@ class GitSource:
             else:
                 self._add_commit(opened, item, data, diff, text)
         # Ends the conversations: the processes wait for the next questions.
-        assert next(diffs, None) is None
-        assert next(objects, None) is None
+        if next(diffs, None) is not None or next(objects, None) is not None:
+            raise RuntimeError("git answered more than it was asked")
         text.documents.reverse()
 
     def _add_commit(self, opened: _Opened, item: CommitItem, data: bytes, diff: Diff | None, text: UnitText) -> None:
