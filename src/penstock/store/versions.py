@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from penstock.errors import DamagedStoreError, NotAStoreError, StoreError
 from penstock.sources import printable
-from penstock.store.layout import MANIFESTS, Manifest, decode_manifest, manifest_name
-from penstock.store.reader import Store, list_versions
+from penstock.store.layout import Manifest
+from penstock.store.reader import Store, list_versions, read_manifest
 
 __all__ = ["Change", "ChangedDocument", "VersionDiff", "VersionEntry", "diff_versions", "log_versions"]
 
@@ -128,7 +128,7 @@ def log_versions(path: Path) -> list[VersionEntry]:
     before: tuple[Manifest, _Documents | None] | None = None
     for version in _versions(path):
         try:
-            manifest = _read_manifest(path, version)
+            manifest = read_manifest(path, version)
         except (DamagedStoreError, OSError) as error:
             entries.append(VersionEntry(version=version, problem=getattr(error, "message", str(error))))
             continue
@@ -166,13 +166,10 @@ def _versions(path: Path) -> list[int]:
     versions = list_versions(path)
     if not versions:
         state = "holds no committed version" if path.exists() else "doesn't exist"
-        raise NotAStoreError(f"{str(path)!r} {state}", hint="give the folder that `penstock prepare --out` made")
+        raise NotAStoreError(
+            f"{str(path)!r} {state}", hint="give the folder that `penstock prepare --out` made, without @VERSION"
+        )
     return versions
-
-
-def _read_manifest(path: Path, version: int) -> Manifest:
-    file = path / MANIFESTS / manifest_name(version)
-    return decode_manifest(file.read_bytes(), path=file)
 
 
 def _entry(
