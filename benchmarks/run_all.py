@@ -20,7 +20,7 @@ from penstock.bench.render import page, with_short_table
 from penstock.errors import PenstockError
 
 ROOT = Path(__file__).resolve().parent.parent
-WITH_TOKENIZER = ("prepare", "formats", "load", "verify", "tokenize", "train")
+WITH_TOKENIZER = ("prepare", "formats", "load", "verify", "tokenize", "near", "rerun", "train")
 
 
 def main() -> int:

@@ -27,6 +27,8 @@ BENCHMARKS: Mapping[str, str] = {
     "tokenize": "penstock.bench.tokenize",
     "refused": "penstock.bench.refused",
     "hygiene": "penstock.bench.hygiene",
+    "near": "penstock.bench.near",
+    "rerun": "penstock.bench.rerun",
     "train": "penstock.bench.train",
     "import": "penstock.bench.importing",
 }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from penstock.bench.corpus import corpus_documents, corpus_sources, evenly_sampl
 from penstock.errors import DamagedStoreError
 from penstock.hardware import peak_memory_bytes
 from penstock.sources import Source, Unit, UnitText
+from penstock.sources.hygiene import CleaningOptions
 from penstock.store import PrepareOptions, open_store, prepare, verify
 from penstock.tokenize import load_tokenizer
 
@@ -51,13 +52,19 @@ class _TimedSource:
 
 
 def prepare_store(
-    *, inputs: Sequence[str], tokenizer: str, workers: int, out: str, keep: bool = False
+    *,
+    inputs: Sequence[str],
+    tokenizer: str,
+    workers: int,
+    out: str,
+    keep: bool = False,
+    choices: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Prepares the corpus into a new store and verifies it.
 
     The time counted is everything from opening the tokenizer file to the commit: its self-check, the walk, reading,
     encoding, writing with fsync, the index. Not counted, on the other sides neither: starting Python and importing
-    libraries; nor `verify`, which is given apart.
+    libraries; nor `verify`, which is given apart. `choices` are rules over content and `dedup`, where not the default.
     """
     import awkward  # type: ignore[import-untyped]  # noqa: F401  gigatoken imports it at its first batch
 
@@ -75,7 +82,7 @@ def prepare_store(
         sources,
         Path(out),
         tokenizer=opened,
-        options=PrepareOptions(workers=workers, processes=True),
+        options=_options(workers, choices or {}),
         on_progress=on_progress,
     )
     ended = time.perf_counter()
@@ -108,6 +115,12 @@ def prepare_store(
         "engine": opened.engine.name,
         "digest": result.manifest.digest,
     }
+
+
+def _options(workers: int, choices: Mapping[str, Any]) -> PrepareOptions:
+    rules = {name: value for name, value in choices.items() if name != "dedup"}
+    dedup = choices.get("dedup", PrepareOptions().dedup)
+    return PrepareOptions(workers=workers, processes=True, dedup=dedup, cleaning=CleaningOptions(**rules))
 
 
 def _verified(path: Path) -> float:

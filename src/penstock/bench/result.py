@@ -44,6 +44,7 @@ PACKAGES = (
     "litdata",
     "datasets",
     "transformers",
+    "rensa",
 )
 SIGNIFICANT_DIGITS = 6
 
@@ -150,9 +151,17 @@ def fastest(rows: Iterable[Row]) -> Row:
     return max(rows, key=lambda row: -1.0 if row.value is None else row.value)
 
 
-def ratio(name: str, of: Row, over: Row, *, required: float | None = None) -> Ratio:
+def ratio(name: str, of: Row, over: Row, *, required: float | None = None, bound: Bound = Bound.AT_LEAST) -> Ratio:
     """The ratio of two rows."""
-    return Ratio(name=name, of=of.name, over=over.name, of_value=of.value, over_value=over.value, required=required)
+    return Ratio(
+        name=name,
+        of=of.name,
+        over=over.name,
+        of_value=of.value,
+        over_value=over.value,
+        required=required,
+        bound=bound,
+    )
 
 
 def ratio_to(name: str, of: Row, target: float, *, bound: Bound = Bound.AT_LEAST) -> Ratio:

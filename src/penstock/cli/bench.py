@@ -12,7 +12,7 @@ from penstock.cli.output import note, print_json
 
 def bench(
     name: Annotated[
-        str, typer.Argument(metavar="tokenize|refused|prepare|formats|plan|load|verify|hygiene|train|import")
+        str, typer.Argument(metavar="tokenize|refused|prepare|formats|plan|load|verify|hygiene|near|rerun|train|import")
     ],
     inputs: Annotated[
         list[str] | None, typer.Option("--input", help="Corpus; default: installed packages + stdlib:.")
