@@ -56,8 +56,10 @@ def _print_verification(store: Path, result: Any) -> None:
         print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
     left_out = "; --quick: the tokens themselves weren't read" if result.quick else ""
     if result.problems:
-        note(f"error: {len(result.problems)} problems in {name}{left_out}")
+        count = f"{len(result.problems)} problems" if len(result.problems) > 1 else "1 problem"
+        note(f"error: {count} in {name}{left_out}")
         note("hint: restore the files named, or prepare into a new store from the same input")
         return
     versions = f"{len(result.versions)} versions" if len(result.versions) > 1 else "1 version"
-    print(f"{name} is whole: {versions}, {human_bytes(result.bytes)} in {result.seconds:.1f} s{left_out}")
+    whole = f"all but the tokens of {name}" if result.quick else name
+    print(f"{whole} is whole: {versions}, {human_bytes(result.bytes)} in {result.seconds:.1f} s{left_out}")
