@@ -24,6 +24,7 @@ _HOMES = {
     "Store": "penstock.store",
     "verify": "penstock.store",
     "Plan": "penstock.pack",
+    "make_plan": "penstock.pack",
     "plan_concat": "penstock.pack",
     "Loader": "penstock.load",
     "TorchLoader": "penstock.load.torch",
@@ -39,6 +40,7 @@ __all__ = [
     "Tokenizer",
     "TorchLoader",
     "load_tokenizer",
+    "make_plan",
     "open_store",
     "plan_concat",
     "prepare",
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
     from penstock.errors import PenstockError
     from penstock.load import Loader
     from penstock.load.torch import TorchLoader
-    from penstock.pack import Plan, plan_concat
+    from penstock.pack import Plan, make_plan, plan_concat
     from penstock.sources import Document, Part
     from penstock.store import Store, open_store, prepare, verify
     from penstock.tokenize import Tokenizer, load_tokenizer

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from penstock import fs
 from penstock.hardware import peak_memory_bytes
 from penstock.load import Loader
-from penstock.pack import Plan, plan_concat
+from penstock.pack import ConcatPlan, plan_concat
 from penstock.store import open_store
 
 __all__ = ["describe_rows", "gather_with_numpy", "load_torch", "load_wire", "timed_passes", "write_stream"]
@@ -59,7 +59,7 @@ def timed_passes(
     }
 
 
-def _plan(store: str, seq_len: int) -> Plan:
+def _plan(store: str, seq_len: int) -> ConcatPlan:
     return plan_concat(open_store(store), split="train", seq_len=seq_len)
 
 

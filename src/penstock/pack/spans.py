@@ -122,10 +122,8 @@ def _cut(
     counts[long] += (lengths[long] - reads + stride - 1) // stride
     ends = np.cumsum(counts, dtype=np.int64)
     owner = np.repeat(np.arange(len(lengths), dtype=np.int32), counts)
-    parts = np.zeros(len(owner), np.uint32)
-    begins = (ends - counts)[long]
-    of_long, number = ranges(begins, counts[long].astype(np.int64))
-    parts[number] = number - begins[of_long]
+    parts = np.arange(len(owner), dtype=np.uint32)
+    parts -= np.repeat((ends - counts).astype(np.uint32), counts)
     sizes = np.full(len(owner), reads, np.int32)
     sizes[ends - 1] = lengths - (counts - 1) * np.int64(stride)
     return owner, parts, sizes
@@ -137,8 +135,10 @@ def _shared_rows(sizes: npt.NDArray[np.int32], places: int) -> tuple[Integers, I
     first_part = np.empty(num_bins, np.int64)
     first_part[bins[::-1]] = np.arange(len(bins) - 1, -1, -1)  # of several written to one place the last stays
     # By the row's first part, then by part: one number to sort by, which is several times faster than two.
-    order = np.sort((first_part[bins] << 32) | np.arange(len(bins)))
-    row_spans = np.append(np.flatnonzero(np.diff(order >> 32, prepend=-1)), len(bins))
+    order = (first_part[bins] << 32) | np.arange(len(bins))
+    order.sort()
+    part, first_of_row = order.astype("<i8", copy=False).view("<u4").reshape(-1, 2).T
+    row_spans = np.append(np.flatnonzero(part == first_of_row), len(bins))
     order &= 2**32 - 1
     return order, row_spans
 
