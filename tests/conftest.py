@@ -30,7 +30,8 @@ SHARED_TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "t
 
 # Torture (torture.md): `@pytest.mark.torture(lane="A")` counts a test to a lane. Such a test is part of `make torture`
 # alone, unless it takes `scale` (its numbers then depend on where it runs) or says `sample=True` (it is small anyway):
-# those are in `make test` too. `benchmarks/torture.py` runs the lanes and collects what `torture_figures` was told.
+# those are in `make test` too, except cases that say `sample=False`. `benchmarks/torture.py` runs the lanes and collects
+# what `torture_figures` was told.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,6 +53,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_wanted(item: pytest.Item, lanes: str | None) -> bool:
     marks = list(item.iter_markers("torture"))
     if lanes is None:
+        if any(mark.kwargs.get("sample") is False for mark in marks):
+            return False
         # The closest mark decides: a case of its own may be too large for a module that is sampled as a whole.
         return not marks or "scale" in getattr(item, "fixturenames", ()) or bool(marks[0].kwargs.get("sample"))
     named = [mark.kwargs["lane"] for mark in marks if "lane" in mark.kwargs]

@@ -54,7 +54,7 @@ def test_the_second_of_two_is_refused_and_a_dead_holders_lock_is_taken_over(
     operations = [operation for operation, _, _ in first.run("--workers", 2)["operations"]]
     # Held where the lock is: after it was taken, before it is given back.
     locked, unlocked = operations.index("lock") + 2, len(operations)
-    for _ in range(scale(test=2, torture=50)):
+    for _ in range(scale(test=1, torture=50)):
         with trials.trial(f"trial {trials.count}"):
             first.fresh()
             place = chance.randint(locked, unlocked)

@@ -75,7 +75,7 @@ def test_a_signal_at_any_time_ends_it_soon_and_says_how_to_go_on(
     preparation, chance, trials, slowest = interruptible, random.Random(5), Trials(), 0.0
     preparation.fresh()
     typical = preparation.run(count=False)["seconds"]
-    while trials.count < scale(test=4, torture=60):
+    while trials.count < scale(test=2, torture=60):
         number = chance.choice([signal.SIGINT, signal.SIGTERM])
         with trials.trial(f"{number.name}, trial {trials.count}"):
             preparation.fresh()
@@ -105,7 +105,7 @@ def test_a_kill_leaves_no_process_and_no_folder(
     preparation, chance, trials = interruptible, random.Random(6), Trials()
     preparation.fresh()
     typical = preparation.run(count=False)["seconds"]
-    while trials.count < scale(test=2, torture=40):
+    while trials.count < scale(test=1, torture=40):
         with trials.trial(f"trial {trials.count}"):
             preparation.fresh()
             answer = preparation.run(signal=signal.SIGKILL, after=chance.uniform(0.03, typical), count=False)

@@ -75,7 +75,7 @@ def _operations(preparation: Preparation, workers: int) -> list[tuple[str, str, 
 
 @pytest.mark.torture(lane="A")
 @pytest.mark.parametrize("name", ["first", "update"])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.torture(lane="A", sample=False)), 2])
 def test_killed_before_every_change_of_the_disk_and_again_during_recovery(
     preparations: Preparations,
     name: str,
@@ -86,9 +86,10 @@ def test_killed_before_every_change_of_the_disk_and_again_during_recovery(
     preparation, chance = preparations[name], random.Random(name)
     operations = _operations(preparation, workers)
     commit = [operation for operation, _, _ in operations].index("link") + 1
-    places = spread(max(2, scale(test=4, torture=len(operations))), over=len(operations))
+    in_workers = [number for number, (_, _, in_worker) in enumerate(operations, 1) if in_worker]
+    places = spread(max(2, scale(test=2, torture=len(operations))), over=len(operations))
     trials = Trials()
-    for place in sorted({*places, commit, commit + 1}):
+    for place in sorted({*places, in_workers[len(in_workers) // 2], commit, commit + 1}):
         with trials.trial(f"operation {place}, {operations[place - 1]}"):
             preparation.fresh()
             answer = preparation.run("--workers", workers, kill_at=place)
