@@ -30,8 +30,8 @@ SHARED_TOKENIZERS = Path(__file__).resolve().parents[2] / "shared" / "data" / "t
 
 # Torture (torture.md): `@pytest.mark.torture(lane="A")` counts a test to a lane. Such a test is part of `make torture`
 # alone, unless it takes `scale` (its numbers then depend on where it runs) or says `sample=True` (it is small anyway):
-# those are in `make test` too, except cases that say `sample=False`. `benchmarks/torture.py` runs the lanes and collects
-# what `torture_figures` was told.
+# those are in `make test` too, except cases that say `sample=False`. `benchmarks/torture.py` runs the lanes and
+# collects what `torture_figures` was told.
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
