@@ -123,7 +123,7 @@ _GENERATED = re.compile(
     )""",
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
-_LICENCE = re.compile(rb"SPDX-License-Identifier:[ \t]*([A-Za-z0-9][A-Za-z0-9.+() -]{0,99})")
+_LICENCE = re.compile(rb"SPDX-License-Identifier:[ \t]*([A-Za-z0-9(][A-Za-z0-9.+() -]{0,99})")
 _HEAD_WORDS = (
     b"SPDX-License-Identifier:", b"generated", b"Generated", b"GENERATED", b"made by GNU Bison", b"do not edit",
     b"Do not edit", b"DO NOT EDIT",

@@ -213,6 +213,15 @@ def _assigned(kind: str, *, word: str = "") -> Finder:
     return find
 
 
+_BEARER = re.compile(rb"[A-Za-z0-9._~+/-]{20,512}+={0,2}")
+
+
+def _bearer_token(data: bytes, start: int, end: int) -> Span | None:
+    """What follows `Bearer ` in the header of a request."""
+    found = _BEARER.match(data, end)
+    return (*found.span(), "secret") if found and _is_random(found[0], is_password=False, is_bare=True) else None
+
+
 def _kind_of(value: bytes, kind: str, name: bytes) -> str:
     """A closer name where the value's own shape has one, too common to be searched for on its own."""
     for closer, shape in _SHAPES:
@@ -375,7 +384,7 @@ NAMES = [
     # The word alone is met 300 times per MB of code about text.
     *_literals(_assigned("secret", word="oken"), "oken= oken: oken\" oken'"),
     (b"oken =", _assigned("secret", word="oken")),
-    (b"earer ", _SECRET),
+    (b"earer ", _bearer_token),
     *_literals(_url_password, "p:// s:// l:// b:// v:// h:// t:// a:// r:// n:// c://"),
     *[(b"%d:AA" % digit, _telegram) for digit in range(10)],
     *_literals(_TWILIO, "wilio WILIO ount_sid ountSid OUNT_SID"),
