@@ -1,8 +1,8 @@
 """`bench hygiene`: what each rule over content costs, and how many planted secrets are found.
 
-Rates are of one core. "All rules" is what `Cleaning` does after reading; whether a file is text is asked while it is read
-and is a row beside it. The ceiling is one pass over the same bytes at memory speed, the search for a NUL. Secrets are of
-made-up values in known formats; what is found in the corpus itself, which is published code, counts as false alarms,
+Rates are of one core. "All rules" is what `Cleaning` does after reading; whether a file is text is asked while it is
+read, and has a row of its own. The ceiling is one pass over the same bytes at memory speed, a search for NUL. Secrets
+are made up, in known formats; what is found in the corpus itself, which is published code, counts as false alarms,
 although some of it is real: tokens of test accounts, passwords of examples.
 """
 
