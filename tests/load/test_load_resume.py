@@ -181,10 +181,11 @@ def chain_of_stops(plan: Plan, seed: int, *, num_stops: int) -> None:
 
 
 @pytest.mark.parametrize("num_seeds", [20, pytest.param(200, marks=pytest.mark.torture(lane="D"))])
-def test_chains_of_twenty_stops(sample: Samples, num_seeds: int) -> None:
+def test_chains_of_twenty_stops(sample: Samples, num_seeds: int, torture_figures: Callable[..., None]) -> None:
     plan = small_plan(sample)
     for seed in range(num_seeds):
         chain_of_stops(plan, seed, num_stops=20)
+    torture_figures(lane="D", case="chains of 20 stops", trials=num_seeds, failures=0, random=True)
 
 
 @pytest.mark.parametrize("prefetch", PREFETCHES)

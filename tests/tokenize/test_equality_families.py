@@ -1,14 +1,12 @@
 """Every family of tokenizers gives, text for text, the ids that `tokenizers` gives with the same tokens dropped.
 
-Here 10^5 texts in all; `make torture` runs 10^6 per family and every code point, and writes its figures to
-benchmarks/results/torture-tokenizers.json. The engine is asserted too: falling back would make the comparison empty.
+Here 10^5 texts in all; `make torture LANES=H` runs 10^6 per family and every code point, and writes its figures to
+benchmarks/results/torture-H.json. The engine is asserted too: falling back would make the comparison empty.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -16,15 +14,12 @@ import gigatoken
 import numpy as np
 import pytest
 
-from penstock import fs
-from penstock.bench.result import BenchResult, completed
 from penstock.tokenize import Tokenizer
 
 from . import equality_cases as cases
 from .conftest import ids_of
 from .families import BUILT_HERE, FAMILIES, Oracle, built, published
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "torture-tokenizers.json"
 TEXTS_PER_CALL = 1000
 TORTURE_TEXTS = 10**6
 FAMILY_NUMBER = {name: number for number, name in enumerate(FAMILIES)}
@@ -175,8 +170,10 @@ def test_very_long_words_equal_the_reference(family: str, tokenizer: Tokenizer):
 
 @pytest.mark.torture(lane="H")
 @every_family
-def test_a_million_texts_of_a_family_and_every_code_point(family: str, tokenizer: Tokenizer):
-    started, oracle, number = time.perf_counter(), Oracle(tokenizer), 1000 + FAMILY_NUMBER[family]
+def test_a_million_texts_of_a_family_and_every_code_point(
+    family: str, tokenizer: Tokenizer, torture_figures: Callable[..., None]
+):
+    oracle, number = Oracle(tokenizer), 1000 + FAMILY_NUMBER[family]
     points = cases.EVERY_CODE_POINT
     kinds: dict[str, Texts] = {
         "texts": texts_of_all_kinds(tokenizer, number, TORTURE_TEXTS),
@@ -190,20 +187,10 @@ def test_a_million_texts_of_a_family_and_every_code_point(family: str, tokenizer
     figures = {
         "engine": tokenizer.engine.name,
         **{kind: count for kind, (count, _) in compared.items()},
-        "differences": sum(len(differing) for _, differing in compared.values()),
         "control names spelt": TORTURE_TEXTS,
-        "controls reached": len(with_controls),
-        "seconds": round(time.perf_counter() - started, 1),
     }
-    record(family, figures)
+    failures = sum(len(differing) for _, differing in compared.values()) + len(with_controls)
+    trials = sum(count for count, _ in compared.values()) + TORTURE_TEXTS
+    torture_figures(lane="H", case=f"texts of {family}", trials=trials, failures=failures, **figures)
     assert {kind: differing[:5] for kind, (_, differing) in compared.items() if differing} == {}
     assert with_controls[:5] == []
-
-
-def record(family: str, figures: dict[str, object]) -> None:
-    """Adds one family's figures to the results of the torture run."""
-    known = json.loads(RESULTS.read_bytes())["families"] if RESULTS.exists() else {}
-    families = {name: figures if name == family else known.get(name) for name in FAMILIES}
-    frame = completed(BenchResult(benchmark=RESULTS.stem, settings={}, rows=[], ratios=[]), command="make torture")
-    result = {**frame, "families": {name: each for name, each in families.items() if each}}
-    fs.write_atomic(RESULTS, json.dumps(result, indent=2).encode() + b"\n")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -158,8 +159,9 @@ KINDS = {"bytes": random_byte_level, "SentencePiece": random_sentence_piece}
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(1000, 6000), marks=pytest.mark.torture(lane="H"))])
-def test_random_tokenizers_give_the_ids_of_the_reference(kind: str, seeds: range):
+def test_random_tokenizers_give_the_ids_of_the_reference(kind: str, seeds: range, torture_figures: Callable[..., None]):
     engines = assert_random_tokenizers_equal(KINDS[kind], seeds)
+    torture_figures(lane="H", case="random tokenizers", trials=len(seeds), failures=0, random=True, **engines)
     assert engines["gigatoken"] > len(seeds) / 8, "a comparison of the reference with itself shows nothing"
 
 
