@@ -2,8 +2,8 @@
 
 A stretch of batches is filled at once, because numpy costs a microsecond per call however little it is asked. Tokens
 that lie together are copied together (copying.py), straight out of the segments' maps; mask and borders take a handful
-of calls over the spans of all rows, whatever the plan's policy. Blocks of tokens are checked on first touch. A batch of
-32 x 1024 takes about 30 µs, which is what memory takes to read 32 places at random.
+of calls over the spans of all rows, whatever the plan's policy. Blocks of tokens are checked on first touch.
+More than half of the time is memory's, which is read at random.
 """
 
 from __future__ import annotations
