@@ -12,6 +12,7 @@ bytes throughout. The walk is lazy: memory holds one unit's names and the open f
 
 from __future__ import annotations
 
+import operator
 import os
 import stat
 import sys
@@ -35,8 +36,9 @@ FILE_NAME_ENCODING, FILE_NAME_ERRORS = sys.getfilesystemencoding(), sys.getfiles
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_Entry = tuple[bytes, bool, "os.stat_result | None", str | None]
-"""Relative path, whether it is a folder; of a file, its facts or the reason to leave it out."""
+_Entry = tuple[bytes, "os.stat_result | None", str | None]
+"""Relative path, of a folder with a slash behind it; of a file, its facts or the reason to leave it out."""
+_PATH = operator.itemgetter(0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +89,7 @@ class FilesSource:
         self._key_prefix = name.encode() + b"/"
         self.memory: FileMemory | None = None
         self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
+        self._has_rules = bool(self._options.include or self._options.exclude)
 
     @property
     def location(self) -> str:
@@ -201,10 +204,11 @@ class FilesSource:
         levels: list[tuple[Iterator[_Entry], str | None]] = [(iter(self._listing(b"", None)), None)]
         while levels:
             listing, inherited = levels[-1]
-            for path, is_folder, facts, reason in listing:
-                if not is_folder:
+            for path, facts, reason in listing:
+                if facts is not None or reason is not None:
                     yield path, facts, reason
                     continue
+                path = path[:-1]
                 inherited = inherited or self._folder_problem(path.rpartition(b"/")[2])
                 try:
                     levels.append((iter(self._listing(path, inherited)), inherited))
@@ -236,14 +240,15 @@ class FilesSource:
                     if name in self._outside:
                         continue
                     if entry.is_dir(follow_symlinks=False):
-                        entries.append((prefix + name, True, None, None))
+                        entries.append((prefix + name + b"/", None, None))
                         continue
-                    reason = inherited or self._name_problem(entry, name, prefix + name)
+                    path = prefix + name
+                    reason = inherited or self._name_problem(entry, name, path)
                     facts, reason = (None, reason) if reason else self._facts(entry)
-                    entries.append((prefix + name, False, facts, reason))
+                    entries.append((path, facts, reason))
         finally:
             os.close(descriptor)
-        entries.sort(key=lambda entry: entry[0] + b"/" if entry[1] else entry[0])
+        entries.sort(key=_PATH)
         return entries
 
     def _folder_problem(self, name: bytes) -> str | None:
@@ -255,13 +260,11 @@ class FilesSource:
 
     def _name_problem(self, entry: os.DirEntry[str], name: bytes, path: bytes) -> str | None:
         """The reason to leave a file out that its folder's listing tells already, without a system call."""
-        if entry.is_symlink():
-            return "symlink"
         if not entry.is_file(follow_symlinks=False):
-            return "special"
+            return "symlink" if entry.is_symlink() else "special"
         if not self._options.hidden and name.startswith(b"."):
             return "hidden"
-        return self._rules.problem(path)
+        return self._rules.problem(path) if self._has_rules else None
 
     def _facts(self, entry: os.DirEntry[str]) -> tuple[os.stat_result | None, str | None]:
         """A file's facts, asked while its folder is open: half of what they cost by whole path."""

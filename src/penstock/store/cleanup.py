@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock import fs
 from penstock.store.layout import INDEX, SEGMENTS, TOKENIZERS, WORK
-from penstock.store.reader import list_versions, open_store
+from penstock.store.reader import list_versions, read_manifest
 
 __all__ = ["remove_strangers"]
 
@@ -17,7 +17,7 @@ def remove_strangers(store: Path) -> None:
     segments: set[str] = set()
     folders: set[str] = set()
     for version in list_versions(store):
-        manifest = open_store(store, version=version).manifest
+        manifest = read_manifest(store, version)
         segments |= {entry.name for entry in manifest.segments}
         folders |= {entry.name.rpartition("/")[0] for entry in [*manifest.index, manifest.tokenizer_file]}
     for path in _named_by_us(store / WORK, r"[0-9a-f]{32}\.arrow"):

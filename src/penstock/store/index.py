@@ -43,6 +43,7 @@ KEPT, DUPLICATE, COPY_ACROSS_SPLITS, NEAR_DUPLICATE = (
     REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits", "near-duplicate")
 )
 SIGNED_AT_ONCE = 2**22
+REPEATING_COLUMNS = ["byte_start", "exact", "language", "facts"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,10 @@ class VersionIndex:
         if self.signatures is not None:
             files[SIGNATURES_ARRAY] = self.signatures.tobytes()
         sink = pa.BufferOutputStream()
-        pa.parquet.write_table(self.provenance, sink, compression="zstd")
+        # Hashes neither repeat nor shrink: to look for it took most of the time.
+        plain = {"content_hash", "token_hash", "group_hash"}
+        compression = {name: "none" if name in plain else "zstd" for name in self.provenance.column_names}
+        pa.parquet.write_table(self.provenance, sink, compression=compression, use_dictionary=REPEATING_COLUMNS)
         files[DOCUMENTS_TABLE] = sink.getvalue().to_pybytes()
         return files
 
@@ -209,12 +213,12 @@ def exclusion_reasons(
         split: [documents], larger is more protected.
         drop_duplicates: whether copies within a split go as well.
     """
-    count = len(split)
-    reason = np.full(count, KEPT, np.uint8)
-    if count < 2:
+    reason = np.full(len(split), KEPT, np.uint8)
+    repeated = _perhaps_repeated(content_hashes[:, 0])
+    if not len(repeated):
         return reason
-    protection = split.max() - split
-    order = np.lexsort((np.arange(count), protection, *content_hashes.T))
+    # Of documents with equal hashes, the most protected comes first, then canonical order.
+    order = repeated[np.lexsort((repeated, -split[repeated].astype(np.int16), *content_hashes[repeated].T))]
     ordered = content_hashes[order]
     starts_group = np.concatenate([[True], (ordered[1:] != ordered[:-1]).any(axis=1)])
     stays = order[np.flatnonzero(starts_group)][np.cumsum(starts_group) - 1]  # the one kept, per ordered document
@@ -224,6 +228,16 @@ def exclusion_reasons(
     if drop_duplicates:
         reason[order[is_copy & ~crosses]] = DUPLICATE
     return reason
+
+
+def _perhaps_repeated(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """Where a value stands that stands elsewhere too. Most contents stand alone, and one word of the hash shows it."""
+    ordered = np.sort(words)
+    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
+    if not len(repeated):
+        return np.empty(0, np.int64)
+    places = np.minimum(np.searchsorted(repeated, words), len(repeated) - 1)
+    return np.flatnonzero(repeated[places] == words)
 
 
 def _refuse_equal_keys(documents: pa.Table) -> None:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock.errors import DamagedStoreError
-from penstock.hashing import token_hash
+from penstock.hashing import STRONG_HASH_BYTES, token_hash
 from penstock.sources import Document
 from penstock.store.layout import BLOCK_BYTES, DOCUMENTS_COLUMNS, SegmentEntry
 from penstock.store.reader import Segment, Store
@@ -41,18 +41,17 @@ class KnownDocuments:
         self.segments: dict[str, SegmentEntry] = {}
         self.damaged = 0
         self._store: Store | None = None
-        self._numbers: dict[bytes, int] | None = None
+        self._sorted: _SortedHashes | None = None
         if store is not None and store.manifest.tokenizer["digest"] == tokenizer.digest:
             self._store = store
             self.segments = {entry.name: entry for entry in store.manifest.segments}
 
     def load(self) -> None:
         """Reads what `find_all` needs; worker processes inherit it instead of reading it each."""
-        if self._store is None or self._numbers is not None:
-            return
-        with_runs = set(self._store.arrays["loss_documents"].tolist())
-        contents = self._store.provenance()["content_hash"].to_pylist()
-        self._numbers = {content: number for number, content in enumerate(contents) if number not in with_runs}
+        if self._store is not None and self._sorted is None:
+            contents = self._store.provenance()["content_hash"].combine_chunks()
+            hashes = np.frombuffer(contents.buffers()[1], f"S{STRONG_HASH_BYTES}")[contents.offset :][: len(contents)]
+            self._sorted = _SortedHashes(hashes, without=self._store.arrays["loss_documents"])
 
     def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[Place | None]:
         """Where each document was stored before, or None."""
@@ -62,7 +61,7 @@ class KnownDocuments:
         return [self._find(document, content) for document, content in zip(documents, contents, strict=True)]
 
     def _find(self, document: Document, content: bytes) -> Place | None:
-        number = self._numbers.get(content) if self._numbers and document.is_plain else None
+        number = self._sorted.find(content) if self._sorted is not None and document.is_plain else None
         if number is None or self._store is None:
             return None
         try:
@@ -72,6 +71,29 @@ class KnownDocuments:
             return None
         segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
         return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
+
+
+class _SortedHashes:
+    """Finds a document by its content hash: 16 bytes of memory each, where a dictionary takes 150 and half a second."""
+
+    def __init__(self, hashes: npt.NDArray[np.bytes_], *, without: npt.NDArray[Any]) -> None:
+        self._hashes = hashes
+        words = hashes.view("<u8").reshape(len(hashes), -1)[:, 0]
+        numbers = np.setdiff1d(np.arange(len(hashes)), without, assume_unique=True) if len(without) else None
+        chosen = words if numbers is None else words[numbers]
+        order = np.argsort(chosen, kind="stable")
+        self._words, self._numbers = chosen[order], order if numbers is None else numbers[order]
+
+    def find(self, content: bytes) -> int | None:
+        """The number of a document with this content, or None."""
+        word = np.uint64(int.from_bytes(content[:8], "little"))
+        place = int(np.searchsorted(self._words, word))
+        while place < len(self._words) and self._words[place] == word:
+            number = int(self._numbers[place])
+            if self._hashes[number].ljust(STRONG_HASH_BYTES, b"\0") == content:  # numpy strips zeros at the end
+                return number
+            place += 1
+        return None
 
 
 class SegmentTokens:

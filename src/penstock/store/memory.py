@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,8 +40,8 @@ RACY_NANOSECONDS = 2 * 10**9
 DOCUMENT = ""
 """The outcome of a file that became a document; other outcomes are reasons to leave it out."""
 
-_NEVER = -1  # no file has this size: an entry that is never recognised
-_FACTS = ("size", "modified_ns", "changed_ns", "inode")
+_PACKED = struct.Struct("<4q")  # size, modified and changed in ns, inode
+_NEVER = b"\xff" * _PACKED.size  # no file has a negative size: an entry that is never recognised
 _BATCH_ROWS = 2**14
 
 _Numbers = npt.NDArray[np.int64]
@@ -63,7 +64,7 @@ class SourceMemory:
         self._key_prefix = name.encode() + b"/"
         self._task = task
         self._rows = _rows_of(previous, name)
-        self._files: Iterator[tuple[bytes, tuple[int, ...], str]] = iter(())
+        self._files: Iterator[tuple[bytes, bytes, str]] = iter(())
         self._units: dict[str, tuple[_Numbers, SkipTally]] = {}
         self._read_before_ns = 0
         self.num_remembered = 0
@@ -73,7 +74,7 @@ class SourceMemory:
         self._file_rows = iter(self._rows.tolist())
         # What this run sees.
         self._seen_paths: list[bytes] = []
-        self._seen_facts = array("q")
+        self._seen_facts: list[bytes] = []
         self._seen_outcomes: list[str | None] = []  # None: not known before the file is read
         self._recognised_rows = array("q")
         self._seen_units: list[tuple[str, Sequence[bytes] | None, SkipTally]] = []
@@ -83,14 +84,14 @@ class SourceMemory:
         """Whether this file is the one that was read for the latest version; called in order of path."""
         while self._next_file is not None and self._next_file[0] < path:
             self._forget()
-        numbers = (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+        packed = _PACKED.pack(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
         self._seen_paths.append(path)
-        self._seen_facts.extend(numbers)
+        self._seen_facts.append(packed)
         known = self._next_file
         if known is None or known[0] != path:
             self._seen_outcomes.append(None)
             return False
-        if known[1] != numbers:
+        if known[1] != packed:
             self._forget()
             self._seen_outcomes.append(None)
             return False
@@ -187,13 +188,13 @@ class SourceMemory:
         documents = [self._key(path) for path, outcome in zip(paths, outcomes, strict=True) if outcome == DOCUMENT]
         if documents != keys.to_pylist():
             return None  # rows are found by counting; where that doesn't hold, nothing may be remembered
-        facts = np.array(self._seen_facts, np.int64).reshape(-1, len(_FACTS))
-        racy = facts[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS
-        facts[racy, 0] = _NEVER
+        numbers = np.frombuffer(b"".join(self._seen_facts), "<i8").reshape(len(paths), -1)
+        for place in np.flatnonzero(numbers[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS).tolist():
+            self._seen_facts[place] = _NEVER
         return pa.table(
             {
                 "path": arrow_array(paths, pa.binary()),
-                **{name: arrow_array(facts[:, n], pa.int64()) for n, name in enumerate(_FACTS)},
+                "facts": arrow_array(self._seen_facts, pa.binary(_PACKED.size)),
                 "outcome": arrow_array(outcomes, pa.string()).dictionary_encode(),
             }
         )
@@ -229,11 +230,13 @@ def _rows_of(store: Store | None, name: str) -> _Numbers:
     return np.flatnonzero(store.arrays["source"] == names.index(name))
 
 
-def _remembered_files(table: pa.Table) -> Iterator[tuple[bytes, tuple[int, ...], str]]:
+def _remembered_files(table: pa.Table) -> Iterator[tuple[bytes, bytes, str]]:
     """(path, facts, outcome) in order of path, a batch of them in memory at a time."""
     for batch in table.to_batches(_BATCH_ROWS):
-        facts = zip(*(batch[name].to_pylist() for name in _FACTS), strict=True)
-        yield from zip(batch["path"].to_pylist(), facts, batch["outcome"].to_pylist(), strict=True)
+        outcomes = batch["outcome"].dictionary.to_pylist()
+        codes = batch["outcome"].indices.to_pylist()
+        named = (outcomes[code] for code in codes)
+        yield from zip(batch["path"].to_pylist(), batch["facts"].to_pylist(), named, strict=True)
 
 
 def _lists(lists: Sequence[Sequence[int]]) -> pa.Array:

@@ -410,12 +410,12 @@ class _Job:
     def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, tuple[int, int]]]:
         """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
         workers = self._options.workers
-        first = next(units, None)
-        if first is None:
+        first = list(itertools.islice(units, 2))
+        if not first:
             return iter(())  # nobody to start for nothing
         self._known.load()
-        units = itertools.chain([first], units)
-        if self._in_processes:
+        units = itertools.chain(first, units)
+        if self._in_processes and len(first) > 1:  # to fork for one unit takes longer than it helps
             _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
             return run_units_in_processes(
                 units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
