@@ -57,7 +57,7 @@ def stream_rows(plan: Plan, count: int, *, seed: int = 0, start: int = 0) -> lis
 
 @given(
     name=st.sampled_from(SMALL_STORE_NAMES),
-    seq_len=st.integers(1, 64),
+    seq_len=st.integers(4, 64),
     boundaries=st.booleans(),
     labels=st.sampled_from(["next", "hugging-face"]),
 )
