@@ -29,6 +29,17 @@ def test_refused_tokenizers_are_compared_family_by_family(corpus_options: dict[s
     assert [ratio["required"] for ratio in result["ratios"]] == [1.5] * 3 + [None] * 3
 
 
+def test_near_copies_are_measured_in_speed_and_in_what_is_found(corpus_options: dict[str, Any]) -> None:
+    skip = ["rensa", "gigatoken", "alike", "equal", "inserted"]
+    result = run_benchmark("near", {**corpus_options, "num_documents": 2000, "num_texts": 10, "skip": skip})
+    rows = rows_by_name(result)
+    assert rows["signatures"]["value"] > 0
+    assert rows["staying of 2000 documents, each with a near copy"]["excluded"] == 1000
+    assert [row["copies"] for row in rows.values() if "copies" in row] == [10] * 6
+    assert rows["found, 1 % of lines replaced"]["value"] == 100
+    assert rows["rensa, R-MinHash"]["skipped"]
+
+
 def test_import_is_compared_with_starting_python() -> None:
     result = run_benchmark("import", {"repeats": 2})
     assert [len(row["values"]) for row in result["results"]] == [2, 2, 2]

@@ -23,6 +23,7 @@ _TITLES = {
     "tokenize": "Documents in memory to ids",
     "refused": "Tokenizers that gigatoken refuses",
     "hygiene": "Hygiene of content",
+    "near": "Near copies",
     "train": "Training steps",
     "import": "Importing the package",
 }
@@ -44,6 +45,9 @@ memory and as many processes; the promise is judged against its `map` alone. The
 for this run.""",
     "hygiene": """One core, processor time, documents in memory. The ceiling is a search for a NUL byte. Secrets are
 made up, in known formats, planted in ordinary files; whatever is found in the corpus counts as a false alarm.""",
+    "near": """One core, processor time. Signatures are made of ids in memory; rensa makes them of the same hashes. Who
+stays is timed on made-up signatures. A copy is found when it and its original are at or above the recorded threshold;
+copies whose exact similarity lies within 0.04 of it may fall on either side.""",
     "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
 }

@@ -30,7 +30,7 @@ from penstock.store.signatures import SIGNATURE_BINS
 
 __all__ = ["first_near"]
 
-BLOCK_ROWS = 2**11
+BLOCK_ROWS = 2**9
 # Reading a row from anywhere takes about ten times as long as comparing two bits of each number in order.
 DENSE_SHARE = 1 / 8
 _NOBODY = np.iinfo(np.int64).max

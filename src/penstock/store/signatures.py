@@ -20,7 +20,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MIN_NEAR_TOKENS", "NEAR_RULES_VERSION", "SHINGLE_TOKENS", "SIGNATURE_BINS", "has_signature", "signatures"]
+__all__ = [
+    "MIN_NEAR_TOKENS",
+    "NEAR_RULES_VERSION",
+    "SHINGLE_TOKENS",
+    "SIGNATURE_BINS",
+    "has_signature",
+    "shingle_hashes",
+    "signatures",
+]
 
 NEAR_RULES_VERSION = 1
 SIGNATURE_BINS = 128
@@ -75,7 +83,7 @@ def _smallest_hashes(tokens: npt.NDArray[Any], borders: npt.NDArray[np.int64]) -
     stop = int(borders[-1]) - (SHINGLE_TOKENS - 1)
     for low in range(int(borders[0]), stop, CHUNK_TOKENS):
         high = min(low + CHUNK_TOKENS, stop)
-        hashes = _shingle_hashes(tokens[low : high + SHINGLE_TOKENS - 1])
+        hashes = shingle_hashes(tokens[low : high + SHINGLE_TOKENS - 1])
         first, last = np.searchsorted(turns, low, side="right") - 1, np.searchsorted(turns, high, side="left")
         lengths = np.diff(np.clip(turns[first : last + 1], low, high))
         places = np.repeat(rows[first:last], lengths)
@@ -84,7 +92,7 @@ def _smallest_hashes(tokens: npt.NDArray[Any], borders: npt.NDArray[np.int64]) -
     return smallest.reshape(-1, SIGNATURE_BINS)[:-1]
 
 
-def _shingle_hashes(tokens: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
+def shingle_hashes(tokens: npt.NDArray[Any]) -> npt.NDArray[np.uint32]:
     """The hash of each run of five tokens, by pairs and pairs of pairs; everything modulo 2**32."""
     wide = tokens.astype(np.uint32)
     pairs = wide[:-1] * _PAIR
