@@ -9,7 +9,9 @@ Each order is one command in a forked process of its own, a session leader, whic
     {…, "kill_at": K, "only_worker": true}                     …of the worker process that is about to make it
     {…, "fail_at": K, "errno": CODE, "for_ever": bool}         an error instead of it, and of all that follow
     {…, "hold_at": K}                                          says {"holding": pid} there; goes on at the next line
-    {…, "interrupt_at": K, "twice": bool}                      SIGTERM there; what comes after hangs (or: again SIGTERM)
+    {…, "interrupt_at": K}                                     SIGTERM there; what comes after hangs
+    {…, "interrupt_at": K, "twice": true}                      …and gets another SIGTERM a second later
+    {…, "interrupt_at": K, "echo": true}                       …at once, and doesn't hang
     {…, "limits": {"RLIMIT_NOFILE": 20}}                       under limits of the system
     {…, "crowd": true}                                         signals go to the whole group, as Ctrl-C does
 
@@ -105,8 +107,14 @@ class _Seam:
             os.read(self._orders, 4096)
         fail_at = order.get("fail_at")
         if "interrupt_at" in order and not is_worker and number >= order["interrupt_at"]:
-            if number == order["interrupt_at"] or order.get("twice"):
+            if number == order["interrupt_at"]:
                 os.kill(self._main, signal.SIGTERM)  # raises here
+            if order.get("echo"):
+                os.kill(self._main, signal.SIGTERM)
+                return
+            if order.get("twice"):
+                time.sleep(1)
+                os.kill(self._main, signal.SIGTERM)
             time.sleep(2 * SECONDS_TO_END)
         if fail_at is not None and (number == fail_at or (order.get("for_ever") and number > fail_at)):
             raise OSError(order["errno"], os.strerror(order["errno"]))

@@ -132,6 +132,18 @@ def test_a_clean_up_that_hangs_is_left(preparations: Preparations, twice: bool):
     preparation.check_rerun("--workers", 2)
 
 
+def test_a_signal_that_comes_twice_at_once_is_one(preparations: Preparations):
+    """`timeout` sends its signal to the command and then to the group: that is no wish to end without cleaning up."""
+    preparation = preparations["first"]
+    preparation.fresh()
+    operations = [operation for operation, _, _ in preparation.run("--workers", 2)["operations"]]
+    preparation.fresh()
+    answer = preparation.run("--workers", 2, interrupt_at=operations.index("link") + 1, echo=True)
+    check_refusal(answer, "error: interrupted by SIGTERM", status=128 + signal.SIGTERM)
+    assert not (preparation.store / "lock").exists()
+    preparation.check_rerun("--workers", 2)
+
+
 def test_the_real_command_on_the_standard_library(tmp_path: Path):
     """Not a fork: `python -m penstock`, stopped once a unit is finished."""
     store = tmp_path / "store"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ __all__ = ["main"]
 
 # Longer than any clean-up should take; what it leaves undone, the next start does.
 SECONDS_TO_CLEAN_UP = 3.0
+# `timeout` and others send a signal to us and then to our group: that is no second thought.
+SECONDS_OF_AN_ECHO = 0.3
 HOW_TO_GO_ON = "run the same command again; it goes on where it was"
 
 
@@ -45,8 +48,14 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 def _raise_signalled(number: int, frame: Any) -> None:
     """The first signal cleans up. A second one ends the process at once, and so does time: an exception raised inside
     a destructor is lost, and a clean-up may hang on a dead disk. Being killed is safe, so that is too."""
-    for again in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
-        signal.signal(again, lambda *_: _leave_at_once(number))
+    first = time.monotonic()
+
+    def again(another: int, frame: Any) -> None:
+        if another == signal.SIGALRM or time.monotonic() - first > SECONDS_OF_AN_ECHO:
+            _leave_at_once(number)
+
+    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+        signal.signal(each, again)
     signal.setitimer(signal.ITIMER_REAL, SECONDS_TO_CLEAN_UP)
     raise _Signalled(number)
 
