@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -290,15 +290,39 @@ def test_files_that_share_a_licence_are_near_copies_only_if_they_were_without_it
     assert len(found[1]) < len(texts) / 10
 
 
-@pytest.mark.parametrize(("num_texts", "copies"), [(40, 1), pytest.param(350, 5, marks=pytest.mark.torture(lane="I"))])
-def test_planted_copies_are_found(vocabulary: Tokenizer, num_texts: int, copies: int) -> None:
-    """240 copies here, 10,500 in torture."""
-    figures = measured_recall(vocabulary, source_texts(num_texts), copies=copies)
-    assert figures["copies"] == num_texts * copies * 6
+@pytest.mark.torture(lane="I")
+@pytest.mark.parametrize("only_replace", [False, True])
+def test_planted_copies_are_found(
+    vocabulary: Tokenizer, only_replace: bool, scale: Callable[..., int], torture_figures: Callable[..., None]
+) -> None:
+    """240 copies of each kind here, 12,600 in torture."""
+    figures = measured_recall(
+        vocabulary,
+        source_texts(scale(test=40, torture=700)),
+        copies=scale(test=1, torture=3),
+        only_replace=only_replace,
+    )
+    change = "replaced" if only_replace else "replaced, deleted or inserted"
+    for row in figures["shares"]:
+        torture_figures(
+            lane="I",
+            case=f"near copies, {100 * row['changed']:g} % of lines {change}",
+            trials=row["copies"],
+            failures=row["copies"] - row["found"],
+            mean_similarity=round(row["mean_similarity"], 3),
+            **({"allowed": "1 %"} if row["changed"] <= 0.05 else {"allowed": "any: below the threshold or near it"}),
+        )
+    torture_figures(
+        lane="I",
+        case=f"near copies over the threshold, lines {change}",
+        trials=figures["above_threshold"],
+        failures=figures["above_threshold"] - figures["found_above_threshold"],
+        allowed="7 %: estimates are off by 0.04",
+    )
     for row in figures["shares"]:
         assert row["changed"] > 0.05 or row["found"] > 0.99 * row["copies"]
         assert row["estimate_error"] < 1.5 * row["expected_error"]
     # Estimates are off by 0.04: a copy just above the threshold is found half the time, one just below as often.
     assert figures["recall"] > 0.93
-    assert figures["precision"] > 0.93
+    assert figures["precision"] > 0.9
     assert figures["pairs_clearly_below"] < 0.003 * figures["pairs_found"]
