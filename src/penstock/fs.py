@@ -23,7 +23,7 @@ import shutil
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ __all__ = [
     "replace_tree",
     "temporary_path",
     "write_atomic",
+    "write_folder",
 ]
 
 # Where memory must begin, and of what its length must be a multiple, to go past the page cache on any common disk.
@@ -304,6 +305,32 @@ def replace_tree(temporary: Path, path: Path) -> None:
     with _operation("rename", path):
         os.rename(temporary, path)
     _sync_folder(path.parent)
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Makes a folder of these files, which appears whole or not at all; one that was there under that name goes first.
+
+    For files that belong together: one flush of the folder instead of one for each file.
+    """
+    temporary = temporary_path(path)
+    with _operation("mkdir", temporary, asked_for=path):
+        temporary.mkdir()
+    try:
+        for name, data in files.items():
+            with _operation("create", temporary / name, asked_for=path / name):
+                descriptor = os.open(temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                _Writer(descriptor, path / name).write(data)
+                with _operation("fsync", temporary / name, asked_for=path / name):
+                    os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        remove_tree(path)
+        replace_tree(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):  # the first error is the one to tell; the next start cleans up
+            shutil.rmtree(temporary)
+        raise
 
 
 def remove_leftovers(folder: Path) -> int:

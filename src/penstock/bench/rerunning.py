@@ -10,30 +10,39 @@ from pathlib import Path
 from typing import Any
 
 from penstock import fs
-from penstock.bench.corpus import corpus_documents
+from penstock.bench.corpus import corpus_sources
 from penstock.errors import StoreError
-from penstock.sources import FilesSource
+from penstock.sources import DEFAULT_UNIT_BYTES, FilesSource
 from penstock.store import PrepareOptions, PrepareResult, prepare, verify
 from penstock.tokenize import Tokenizer, load_tokenizer
 
 __all__ = ["make_folder_of_files", "prepare_change_prepare"]
 
 FILES_PER_FOLDER = 200
+SMALLEST_FILE_BYTES = 2048
 
 
 def make_folder_of_files(*, inputs: Sequence[str], count: int, out: str) -> dict[str, Any]:
     """Real documents as files of their own, repeated under other names with a line of their own until there are enough.
 
-    Written plainly, without fsync: they are the benchmark's, not a user's.
+    Those of 2 KB and more, so that the mean is about that of Linux's source, 19 KB. Written plainly, without fsync:
+    they are the benchmark's, not a user's.
     """
-    documents = corpus_documents(inputs)
+    documents = [
+        (Path(os.fsdecode(document.path)).suffix or ".txt", document.parts[0].data)
+        for source in corpus_sources(inputs)
+        for unit in source.units(DEFAULT_UNIT_BYTES)
+        for document in source.read(unit).documents
+        if document.num_bytes >= SMALLEST_FILE_BYTES
+    ]
     root, size = Path(out), 0
     for number in range(count):
         folder = root / f"{number // FILES_PER_FOLDER:04d}"
         if number % FILES_PER_FOLDER == 0:
             fs.make_folder(folder)
-        data = f"# file {number}\n".encode() + documents[number % len(documents)]
-        (folder / f"{number:06d}.py").write_bytes(data)
+        ending, data = documents[number % len(documents)]
+        data += f"\n# file {number}\n".encode()
+        (folder / f"{number:06d}{ending}").write_bytes(data)
         size += len(data)
     return {"bytes": size, "files": count}
 

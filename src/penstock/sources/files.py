@@ -244,8 +244,7 @@ class FilesSource:
                         continue
                     path = prefix + name
                     reason = inherited or self._name_problem(entry, name, path)
-                    facts, reason = (None, reason) if reason else self._facts(entry)
-                    entries.append((path, facts, reason))
+                    entries.append((path, None, reason) if reason else (path, *self._facts(entry)))
         finally:
             os.close(descriptor)
         entries.sort(key=_PATH)
@@ -272,8 +271,7 @@ class FilesSource:
             facts = entry.stat(follow_symlinks=False)
         except OSError:
             return None, "unreadable"  # it vanished since it was listed
-        reason = self._size_problem(facts)
-        return (None, reason) if reason else (facts, None)
+        return (facts, None) if facts.st_size <= self._options.max_file_bytes else (None, "too-large")
 
     def _size_problem(self, facts: os.stat_result) -> str | None:
         return "too-large" if facts.st_size > self._options.max_file_bytes else None

@@ -33,7 +33,9 @@ def write_tokenizer(store: Path, source_json: bytes) -> FileEntry:
     """
     folder = f"{TOKENIZERS}/{strong_hash(source_json).hex()[:32]}"
     fs.make_folder(store / folder)
-    return _written(store, f"{folder}/tokenizer.json", source_json)
+    name = f"{folder}/tokenizer.json"
+    fs.write_atomic(store / name, source_json)
+    return file_entry(name, source_json)
 
 
 def commit_version(
@@ -54,8 +56,9 @@ def commit_version(
         StoreError: another process committed a version of that number meanwhile.
     """
     folder = f"{INDEX}/{version:06d}-{index.digest[:12]}"
-    fs.make_folder(store / folder)
-    entries = [_written(store, f"{folder}/{name}", data) for name, data in index.files().items()]
+    files = index.files()
+    fs.write_folder(store / folder, files)
+    entries = [file_entry(f"{folder}/{name}", data) for name, data in files.items()]
     manifest = Manifest(
         version=version,
         digest=index.digest,
@@ -78,8 +81,3 @@ def commit_version(
             hint="run the command again; it builds on that version",
         )
     return manifest
-
-
-def _written(store: Path, name: str, data: bytes) -> FileEntry:
-    fs.write_atomic(store / name, data)
-    return file_entry(name, data)

@@ -20,10 +20,12 @@ import struct
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute
 
 from penstock import fs
 from penstock.hashing import strong_hash
@@ -75,7 +77,7 @@ class SourceMemory:
         # What this run sees.
         self._seen_paths: list[bytes] = []
         self._seen_facts: list[bytes] = []
-        self._seen_outcomes: list[str | None] = []  # None: not known before the file is read
+        self._seen_outcomes: list[Any] = []  # None: not known before the file is read
         self._recognised_rows = array("q")
         self._seen_units: list[tuple[str, Sequence[bytes] | None, SkipTally]] = []
         self.recognised_skips = SkipTally()
@@ -181,23 +183,38 @@ class SourceMemory:
 
     def _files_table(self, started_ns: int, keys: pa.ChunkedArray, left_out: dict[bytes, str]) -> pa.Table | None:
         paths = self._seen_paths
-        outcomes = [
-            left_out.get(self._key(path), DOCUMENT) if outcome is None else outcome
-            for path, outcome in zip(paths, self._seen_outcomes, strict=True)
-        ]
-        documents = [self._key(path) for path, outcome in zip(paths, outcomes, strict=True) if outcome == DOCUMENT]
-        if documents != keys.to_pylist():
+        outcomes = self._seen_outcomes
+        for place in [place for place, outcome in enumerate(outcomes) if outcome is None]:
+            outcomes[place] = left_out.get(self._key(paths[place]), DOCUMENT)
+        names = sorted(set(outcomes) | {DOCUMENT})
+        codes = np.fromiter(map({name: code for code, name in enumerate(names)}.__getitem__, outcomes), np.int32)
+        path_column = arrow_array(paths, pa.binary())
+        if not self._are_documents(path_column, codes == names.index(DOCUMENT), keys):
             return None  # rows are found by counting; where that doesn't hold, nothing may be remembered
         numbers = np.frombuffer(b"".join(self._seen_facts), "<i8").reshape(len(paths), -1)
         for place in np.flatnonzero(numbers[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS).tolist():
             self._seen_facts[place] = _NEVER
         return pa.table(
             {
-                "path": arrow_array(paths, pa.binary()),
+                "path": path_column,
                 "facts": arrow_array(self._seen_facts, pa.binary(_PACKED.size)),
-                "outcome": arrow_array(outcomes, pa.string()).dictionary_encode(),
+                "outcome": pa.DictionaryArray.from_arrays(
+                    arrow_array(codes, pa.int32()), arrow_array(names, pa.string())
+                ),
             }
         )
+
+    def _are_documents(self, paths: pa.Array, chosen: npt.NDArray[np.bool_], keys: pa.ChunkedArray) -> bool:
+        """Whether the files chosen are the documents of these keys, in this order."""
+        rows = arrow_array(np.flatnonzero(chosen), pa.int64())
+        if len(rows) != len(keys):
+            return False
+        if len(self._seen_paths) == 1 and not self._seen_paths[0]:  # the source is one file
+            return list(keys.to_pylist()) == [self._key(b"")] * len(keys)
+        prefix = pa.scalar(self._key_prefix, pa.binary())
+        found = pyarrow.compute.binary_join_element_wise(prefix, paths.take(rows), pa.scalar(b"", pa.binary()))
+        same: bool = pyarrow.compute.all(pyarrow.compute.equal(found, keys.combine_chunks())).as_py()
+        return same
 
     def _units_table(self, keys: pa.ChunkedArray, latest: Store | None) -> pa.Table | None:
         """Rows of units count within the source, so that they hold whatever other sources do."""
