@@ -41,8 +41,6 @@ LANES = {
     "I": "Hygiene",
     "J": "Page and network",
 }
-# Two processes of tests on two cores. A browser is shared by its tests, so J has one.
-PROCESSES = {"J": 1}
 LIMIT_SECONDS = 3600.0
 NO_TESTS = 5  # pytest's exit status
 
@@ -63,6 +61,9 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("lanes", nargs="*", help=f"letters of {''.join(LANES)} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the full numbers (default: 1)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="of tests, where they may run side by side (default: 2)"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="where the files go")
     parser.add_argument("--render-only", action="store_true", help="run nothing, render the result files")
     arguments = parser.parse_args()
@@ -78,13 +79,13 @@ def _run_lane(lane: str, arguments: argparse.Namespace) -> bool:
     started = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="penstock-torture-") as folder:
         report = Path(folder, "report.xml")
-        status = _pytest(lane, report, arguments.scale)
+        status = _pytest(lane, report, arguments)
         cases, skipped, tests = read_report(report) if report.exists() else ([], [], 0)
     if status == NO_TESTS:
         print(f"lane {lane}: no tests yet\n", flush=True)
         return True
     command = f"make torture LANES={lane}" if arguments.scale == 1 else f"benchmarks/torture.py {lane}"
-    settings = {"lane": lane, "scale": arguments.scale, "processes": PROCESSES.get(lane, 2)}
+    settings = {"lane": lane, "scale": arguments.scale, "processes": _processes(lane, arguments)}
     frame = completed(BenchResult(benchmark=f"torture-{lane}", settings=settings, rows=[], ratios=[]), command=command)
     result = {
         **frame,
@@ -100,11 +101,16 @@ def _run_lane(lane: str, arguments: argparse.Namespace) -> bool:
     return status == 0 and failures == 0
 
 
-def _pytest(lane: str, report: Path, scale: float) -> int:
+def _processes(lane: str, arguments: argparse.Namespace) -> int:
+    # A browser is shared by its tests, so lane J has one process.
+    return 1 if lane == "J" else arguments.processes
+
+
+def _pytest(lane: str, report: Path, arguments: argparse.Namespace) -> int:
     """The exit status of a lane's tests; negative where a signal, or we, ended them."""
-    command = [sys.executable, "-m", "pytest", "--torture", lane, "--torture-scale", str(scale), "--durations=10"]
-    command += [f"--junit-xml={report}", "-o", "junit_family=xunit1"]
-    if (processes := PROCESSES.get(lane, 2)) > 1:
+    command = [sys.executable, "-m", "pytest", "--torture", lane, "--torture-scale", str(arguments.scale)]
+    command += ["--durations=10", f"--junit-xml={report}", "-o", "junit_family=xunit1"]
+    if (processes := _processes(lane, arguments)) > 1:
         command += ["-n", str(processes)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
