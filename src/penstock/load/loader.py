@@ -75,7 +75,7 @@ class Loader:
         self.plan = plan
         self.batch_rows = batch_rows
         self.position = 0
-        self._stream = Filler(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
+        self._stream = self._new_stream(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
         share = slice(rank * (batch_rows // world_size), (rank + 1) * (batch_rows // world_size))
         self._filler = _Batches(self._stream, batch_rows=batch_rows, share=share)
         stretch = self._filler.stretch_batches(prefetch_batches)
@@ -84,6 +84,11 @@ class Loader:
         self._producer: _Producer | None = None
         self._ready: Iterator[Batch] = iter(())
         self._next_stretch = 1
+
+    def _new_stream(
+        self, plan: Plan, *, seed: int, shuffle: bool, order: Order | None, transforms: Sequence[Transform]
+    ) -> Filler:
+        return Filler(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
 
     @property
     def identity(self) -> dict[str, Any]:

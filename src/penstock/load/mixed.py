@@ -1,0 +1,235 @@
+"""Batches from a mixture: several plans, one stream.
+
+In: a `Mixture`. Out: batches as `Loader` gives them, and of each row the source. Which source stands at a position is
+the mixture's schedule; which of its rows, the source's own order, another permutation each pass. So batch k is a pure
+function of mixture, stages and seed, and a position is restored in constant time.
+
+The saved state holds the position, the stages and the mixture's fingerprint, in under 4 KB. Weights may change: that
+appends a stage at the position reached, and every source goes on where it was. Nothing else may.
+
+Rows of all sources are gathered into one buffer, each source asked once per stretch; labels and borders are marked for
+all of them together. A mixture of one source gives the batches of `Loader`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from penstock.errors import ConfigError, ResumeError, nearest_first
+from penstock.hashing import strong_hash
+from penstock.load.copying import TokenCopier
+from penstock.load.filling import Filler
+from penstock.load.gather import Batch, Gatherer, StretchBuffer
+from penstock.load.loader import Loader
+from penstock.load.loss import LossRuns
+from penstock.load.order import Order, Sequential, Shuffled
+from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
+from penstock.load.transforms import Transform
+from penstock.pack import Spans
+from penstock.pack.mixture import Mixture
+from penstock.pack.stages import Schedule, Stage, is_weight, stages_from
+
+__all__ = ["MixedBatch", "MixedLoader"]
+
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class MixedBatch(Batch):
+    """A `Batch` whose `rows` are numbers in the plans of their sources.
+
+    Attributes:
+        sources: [rows], number of each row's source in the mixture.
+    """
+
+    sources: Integers
+
+
+class MixedGatherer(Gatherer):
+    """Fills buffers with rows of a mixture, numbered over all sources."""
+
+    def __init__(self, mixture: Mixture) -> None:
+        self._plan: Any = mixture  # has all that marking labels and borders asks of a plan
+        self._places = np.arange(mixture.seq_len)
+        self._copiers = [TokenCopier(plan.store, row_tokens=plan.seq_len + 1) for plan in mixture.plans]
+        self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]
+
+    def fill(self, rows: Integers, buffer: StretchBuffer) -> None:
+        """See `Gatherer`."""
+        mixture, used = self._plan, slice(0, len(rows))
+        flat, width = rows.reshape(-1), mixture.seq_len
+        tokens = buffer.tokens[used].reshape(-1, width + 1)
+        mask = buffer.loss_mask[used].reshape(-1, width)
+        row_ends = np.empty(len(flat), np.int64)
+        parts: list[tuple[int, Integers, Spans]] = []
+        owner = np.searchsorted(mixture.first_rows, flat, side="right") - 1
+        for number, plan in enumerate(mixture.plans):
+            places = np.flatnonzero(owner == number)
+            if not len(places):
+                continue
+            own = flat[places] - mixture.first_rows[number]
+            spans = plan.spans(own)
+            stretches = plan.stretches(own, spans)
+            # Full rows aren't padded: those of other sources are left alone.
+            ends = np.full(len(flat), width + 1, np.int64)
+            ends[places] = row_ends[places] = spans.row_ends()
+            self._copiers[number].copy(replace(stretches, row=places[stretches.row]), ends, tokens)
+            parts.append((number, places, spans))
+        merged = parts[0][2] if len(parts) == 1 else _merged(parts, num_rows=len(flat))
+        self._mark_labels(merged, row_ends, mask)
+        for number, places, spans in parts:
+            if (runs := self._runs[number]) is not None:
+                own_mask = mask[places]
+                runs.apply(spans, own_mask)
+                mask[places] = own_mask
+        self._mark_borders(merged, row_ends, batch_rows=rows.shape[1], cu_seqlens=buffer.cu_seqlens[used])
+
+
+def _merged(parts: Sequence[tuple[int, Integers, Spans]], *, num_rows: int) -> Spans:
+    """The spans of all sources, row after row; documents are numbers in their own stores."""
+    row = np.concatenate([places[spans.row] for _, places, spans in parts])
+    order = np.argsort(row, kind="stable")
+    columns = [
+        np.concatenate([getattr(spans, name) for _, _, spans in parts])[order]
+        for name in ("place", "document", "first", "length")
+    ]
+    row = row[order]
+    return Spans(np.searchsorted(row, np.arange(num_rows + 1)), row, *columns)
+
+
+class MixedFiller(Filler):
+    """`Filler` over a mixture."""
+
+    def __init__(
+        self, mixture: Mixture, *, seed: int = 0, shuffle: bool = True, transforms: Sequence[Transform] = ()
+    ) -> None:
+        self.plan: Any = mixture
+        self.seed = seed
+        self.transforms = tuple(transforms)
+        self.identity = {**mixture.identity, "seed": seed, "shuffle": shuffle}
+        if self.transforms:
+            self.identity["transforms"] = [transform.identity for transform in self.transforms]
+        check_identity_size(self.identity)
+        self.schedule = mixture.schedule()
+        self._orders = [
+            _order(plan.num_rows, seed=seed, number=number, shuffle=shuffle)
+            for number, plan in enumerate(mixture.plans)
+        ]
+        self._gatherer = MixedGatherer(mixture)
+        self._more_borders = sum(transform.extra_borders_per_row for transform in self.transforms)
+
+    def at(self, start: int, count: int) -> tuple[Integers, Integers]:
+        """The rows at positions start .. start + count, numbered over all sources, and the pass of each."""
+        rows, passes = np.empty(count, np.int64), np.empty(count, np.int64)
+        for source, places, cursor in self.schedule.runs(start, count):
+            order = self._orders[source]
+            rows[places] = order.rows_at(cursor, len(places)) + self.plan.first_rows[source]
+            passes[places] = np.arange(cursor, cursor + len(places)) // order.num_rows
+        return rows, passes
+
+    def fill(self, rows: Integers, passes: Integers, buffer: StretchBuffer, *, position: int, step: int) -> list[Batch]:
+        """See `Filler`; the batches are `MixedBatch`es."""
+        first_rows = self.plan.first_rows
+        batches: list[Batch] = []
+        for one in super().fill(rows, passes, buffer, position=position, step=step):
+            sources = np.searchsorted(first_rows, one.rows, side="right") - 1
+            own = one.rows - first_rows[sources]
+            batches.append(MixedBatch(one.tokens, one.loss_mask, one.cu_seqlens, own, one.position, sources))
+        return batches
+
+
+def _order(num_rows: int, *, seed: int, number: int, shuffle: bool) -> Order:
+    """The first source has the seed itself, so that a mixture of one is the plain loader; the others have their own."""
+    if not shuffle:
+        return Sequential(num_rows=num_rows)
+    own = seed if number == 0 else int.from_bytes(strong_hash(f"{seed}/{number}".encode())[:8], "little")
+    return Shuffled(num_rows=num_rows, seed=own)
+
+
+class MixedLoader(Loader):
+    """`Loader` over a mixture: the same arguments but for `order`; batches are `MixedBatch`es."""
+
+    _stream: MixedFiller
+
+    def __init__(self, mixture: Mixture, *, batch_rows: int, **options: Any) -> None:
+        if options.pop("order", None) is not None:
+            raise ConfigError("a mixture has no order of its own", hint="choose shuffle=True or shuffle=False")
+        self.mixture = mixture
+        plan: Any = mixture
+        super().__init__(plan, batch_rows=batch_rows, **options)
+
+    def _new_stream(self, plan: Any, *, seed: int, shuffle: bool, order: Order | None, transforms: Any) -> MixedFiller:
+        return MixedFiller(plan, seed=seed, shuffle=shuffle, transforms=transforms)
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages so far."""
+        return self._stream.schedule.stages
+
+    def change_weights(self, weights: Mapping[str, float]) -> None:
+        """Other weights, by source name, from the next batch on: appends a stage. What isn't named keeps its weight.
+
+        Raises:
+            ConfigError: an unknown source, no weight above 0, or so many stages that the state would grow too large.
+        """
+        names = [source.name for source in self.mixture.sources]
+        for name, weight in weights.items():
+            if name not in names:
+                raise ConfigError(f"the mixture has no source {name!r}", hint=f"sources: {nearest_first(name, names)}")
+            if not is_weight(weight):
+                raise ConfigError(
+                    f"the weight of {name!r} is {weight}, expected 0 or a number from 0.000001 to 1000000",
+                    hint="1 is each row once per epoch",
+                )
+        last = self.stages[-1].weights
+        changed = tuple(float(weights.get(name, last[number])) for number, name in enumerate(names))
+        if not any(changed):
+            raise ConfigError("no source would have a weight above 0", hint="give one of them a weight")
+        if changed != last:
+            self._go_on(self._stream.schedule.changed(self.position, changed), self.position)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Loader.state_dict`; with the stages."""
+        return _state(self.position, self.identity, self._stream.schedule)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes to a saved position. Where this loader's mixture has other weights than the state's last stage, they
+        hold from that position on, as a stage of their own.
+
+        Raises:
+            ResumeError: the state belongs to another mixture, order or transform; both sides are shown.
+        """
+        position = position_in(state, self.identity)
+        plans, sources = self.mixture.plans, self.mixture.sources
+        stages = stages_from(state.get("stages"))
+        schedule = Schedule([plan.num_rows for plan in plans], [source.last_row for source in sources], stages)
+        if stages[-1].start > position:
+            raise ResumeError(
+                f"the state is at position {position}, its last stage begins at {stages[-1].start}",
+                hint="pass what `state_dict()` returned",
+            )
+        if self.stages[-1].weights != stages[-1].weights:
+            schedule = schedule.changed(position, self.stages[-1].weights)
+        self._go_on(schedule, position)
+
+    def _go_on(self, schedule: Schedule, position: int) -> None:
+        size = len(json.dumps(_state(position, self.identity, schedule)))
+        if size > MOST_STATE_BYTES:
+            raise ConfigError(
+                f"with {len(schedule.stages)} stages the state takes {size} bytes, room is for {MOST_STATE_BYTES}",
+                hint="change weights less often, or start a new run from the model so far",
+            )
+        self._stop()
+        self._stream.schedule = schedule
+        self.position = position
+
+
+def _state(position: int, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
+    stages = [stage.as_json() for stage in schedule.stages]
+    return {**saved_state(position, identity), "stages": stages}
