@@ -19,7 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.store.near_buckets import NEAR_THRESHOLD, Numbers, Signatures, buckets, equal_to, near_ones, partners
+from penstock.store.near_buckets import (
+    NEAR_THRESHOLD,
+    Numbers,
+    Signatures,
+    buckets,
+    equal_to,
+    near_ones,
+    partners,
+    sketches,
+)
 from penstock.store.near_choice import first_near
 from penstock.store.signatures import (
     MIN_NEAR_TOKENS,
@@ -50,11 +59,12 @@ def near_pairs(signatures: Signatures, *, threshold: float = NEAR_THRESHOLD) -> 
     As many as there are: n equal documents make n x (n - 1) / 2.
     """
     chosen = np.flatnonzero(has_signature(signatures))
+    words = sketches(signatures, np.arange(len(signatures)))
     found = [np.empty((0, 3), np.int64)]
     for members, borders in buckets(signatures, chosen, threshold=threshold):
         ends = np.repeat(borders[1:], np.diff(borders))
         for left, right in partners(members, np.arange(1, len(members) + 1), ends, of=members):
-            found.append(near_ones(signatures, chosen[left], chosen[right], threshold=threshold))
+            found.append(near_ones(signatures, words, chosen[left], chosen[right], threshold=threshold))
     pairs = np.unique(np.concatenate(found), axis=0)
     return pairs[:, 0], pairs[:, 1], (pairs[:, 2] / SIGNATURE_BINS).astype(np.float32)
 
@@ -69,6 +79,7 @@ def leaking_pairs(
 ) -> list[tuple[int, int, float]]:
     """Pairs i < j of kept documents in different splits at or above the threshold; the search ends at `most`."""
     chosen = np.flatnonzero(kept & has_signature(signatures))
+    words = sketches(signatures, np.arange(len(signatures)))
     found = np.empty((0, 3), np.int64)
     for members, borders in buckets(signatures, chosen, threshold=threshold):
         if not len(members):
@@ -83,7 +94,7 @@ def leaking_pairs(
         first = np.repeat(run_ends, np.diff(run_ends, prepend=0))
         ends = np.repeat(borders[1:], np.diff(borders))
         for left, right in partners(members, first, ends, of=members):
-            some = near_ones(signatures, chosen[left], chosen[right], threshold=threshold)
+            some = near_ones(signatures, words, chosen[left], chosen[right], threshold=threshold)
             found = np.unique(np.concatenate([found, some]), axis=0)[:most]
             if len(found) >= most:
                 return _listed(found)

@@ -32,6 +32,8 @@ __all__ = [
     "near_ones",
     "numbers_needed",
     "partners",
+    "sketches",
+    "unequal_numbers",
 ]
 
 # With 5 % of the lines replaced, real code keeps a similarity of 0.88 on average, one file in a hundred less than 0.78:
@@ -44,6 +46,7 @@ CHUNK_ROWS = 2**14
 CHUNK_PAIRS = 2**16
 CHUNK_COMPARED = 2**10  # their rows stay in the caches
 MAX_COUNTER_BITS = 26
+SKETCH_WORDS = SIGNATURE_BINS // 32
 
 Signatures = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[np.int64]
@@ -111,12 +114,50 @@ def partners(
         done, taken = stop, int(totals[stop - 1])
 
 
-def near_ones(signatures: Signatures, left: Numbers, right: Numbers, *, threshold: float) -> Numbers:
-    """[pairs, 3]: the smaller document, the larger, and how many numbers are equal, for those that have enough."""
+def near_ones(
+    signatures: Signatures, words: npt.NDArray[np.uint64], left: Numbers, right: Numbers, *, threshold: float
+) -> Numbers:
+    """[pairs, 3]: the smaller document, the larger, and how many numbers are equal, for those that have enough.
+
+    Args:
+        signatures: [documents, bins].
+        words: the `sketches` of all documents.
+        left: documents, some pairs perhaps more than once.
+        right: as many.
+        threshold: of near copies.
+    """
+    needed = numbers_needed(threshold)
+    possible = unequal_numbers(words[:, left], words[:, right]) <= SIGNATURE_BINS - needed
+    left, right = left[possible], right[possible]
     codes = np.unique(np.minimum(left, right) * len(signatures) + np.maximum(left, right))
     smaller, larger = np.divmod(codes, max(len(signatures), 1))
     equal = equal_numbers(signatures, smaller, larger)
-    return np.stack([smaller, larger, equal], axis=1)[equal >= numbers_needed(threshold)]
+    return np.stack([smaller, larger, equal], axis=1)[equal >= needed]
+
+
+def sketches(signatures: Signatures, chosen: Numbers) -> npt.NDArray[np.uint64]:
+    """[words, chosen]: the lowest two bits of each number, 32 numbers to a word.
+
+    Numbers that differ in these do differ, so a pair with too many of those needs no further look.
+    """
+    words = np.empty((SKETCH_WORDS, len(chosen)), np.uint64)
+    shifts = np.arange(0, 64, 2, dtype=np.uint64)
+    for first in range(0, len(chosen), CHUNK_COMPARED):
+        some = slice(first, first + CHUNK_COMPARED)
+        low = (signatures[chosen[some]] & np.uint16(3)).astype(np.uint64).reshape(-1, SKETCH_WORDS, 32)
+        words[:, some] = np.bitwise_or.reduce(low << shifts, axis=2).T
+    return words
+
+
+def unequal_numbers(left: npt.NDArray[np.uint64], right: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint8]:
+    """How many numbers differ at least, by sketches: [words, pairs] each, or one of them [words, 1]."""
+    unequal = np.zeros(max(left.shape[1], right.shape[1]), np.uint8)
+    for left_word, right_word in zip(left, right, strict=True):
+        differing = left_word ^ right_word
+        differing |= differing >> np.uint64(1)
+        differing &= np.uint64(0x5555555555555555)
+        unequal += np.bitwise_count(differing)
+    return unequal
 
 
 def equal_numbers(signatures: Signatures, left: Numbers, right: Numbers) -> Numbers:

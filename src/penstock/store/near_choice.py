@@ -4,27 +4,28 @@ In: signatures and the documents in the order in which they choose. Out: for eac
 it. A document is compared with those that stay only. A block meets all that stayed before it at once, in numpy; those
 of the block that are left and share a bucket with each other go through one by one, in Python.
 
-Where a document shares buckets with a good part of all that stay, two bits of each number are compared with every one
-of them instead: 32 bytes each, in order, are read faster than rows from all over the memory. What two bits already
-tell apart can't be alike, so nothing is lost.
+Where a document shares buckets with a good part of all that stay, its sketch is compared with every one of theirs
+instead: 32 bytes each, in order, are read faster than rows from all over the memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from penstock.store.near_buckets import (
     CHUNK_ROWS,
+    SKETCH_WORDS,
     Numbers,
     Signatures,
     buckets,
     equal_numbers,
     numbers_needed,
     partners,
+    sketches,
+    unequal_numbers,
 )
 from penstock.store.signatures import SIGNATURE_BINS
 
@@ -34,7 +35,6 @@ BLOCK_ROWS = 2**9
 # Reading a row from anywhere takes about ten times as long as comparing two bits of each number in order.
 DENSE_SHARE = 1 / 8
 _NOBODY = np.iinfo(np.int64).max
-_ODD_BITS = np.uint64(0x5555555555555555)
 
 Positions = npt.NDArray[np.int32]
 
@@ -107,15 +107,10 @@ class _Staying:
         return equal_numbers(self.signatures, self.chosen[left], self.chosen[right]) >= self.needed
 
     def _nearest_of_all(self, position: int) -> int:
-        own = _sketches(self.signatures[self.chosen[[position]]])[:, 0]
+        own = sketches(self.signatures, self.chosen[[position]])
         for first in range(0, self.total, CHUNK_ROWS):
             some = slice(first, min(first + CHUNK_ROWS, self.total))
-            unequal = np.zeros(some.stop - first, np.uint8)
-            for word, number in zip(self.sketches, own, strict=True):
-                differing = word[some] ^ number
-                differing |= differing >> np.uint64(1)
-                differing &= _ODD_BITS
-                unequal += np.bitwise_count(differing)
+            unequal = unequal_numbers(self.sketches[:, some], own)
             others = self.everyone[some][unequal <= SIGNATURE_BINS - self.needed]
             near = others[self.alike(np.full(len(others), position), others)]
             if len(near):
@@ -134,7 +129,7 @@ class _Staying:
         self.members[places] = owners
         self.counts[own[starts]] += sizes.astype(np.int32)
         self.everyone[self.total : self.total + len(block)] = block
-        self.sketches[:, self.total : self.total + len(block)] = _sketches(self.signatures[self.chosen[block]])
+        self.sketches[:, self.total : self.total + len(block)] = sketches(self.signatures, self.chosen[block])
         self.total += len(block)
 
 
@@ -187,12 +182,5 @@ def _staying(signatures: Signatures, chosen: Numbers, *, threshold: float) -> _S
         members=np.empty(len(own_buckets), np.int32),
         counts=np.zeros(num_buckets, np.int32),
         everyone=np.empty(with_buckets, np.int64),
-        sketches=np.empty((SIGNATURE_BINS // 32, with_buckets), np.uint64),
+        sketches=np.empty((SKETCH_WORDS, with_buckets), np.uint64),
     )
-
-
-def _sketches(rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
-    """[words, rows]: the lowest two bits of each number, 32 numbers to a word."""
-    low = (rows & np.uint16(3)).astype(np.uint64).reshape(len(rows), SIGNATURE_BINS // 32, 32)
-    shifts = np.arange(0, 64, 2, dtype=np.uint64)
-    return np.ascontiguousarray(np.bitwise_or.reduce(low << shifts, axis=2).T)
