@@ -258,8 +258,8 @@ def _open_folder(folder: Path) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _sync_folder(folder: Path) -> None:
-    with _operation("fsync-folder", folder), _open_folder(folder) as descriptor:
+def _sync_folder(folder: Path, *, asked_for: Path | None = None) -> None:
+    with _operation("fsync-folder", folder, asked_for=asked_for), _open_folder(folder) as descriptor:
         try:
             os.fsync(descriptor)
         except OSError as error:
@@ -301,7 +301,7 @@ def replace_tree(temporary: Path, path: Path) -> None:
 
     Name the folder with `temporary_path`, so that `remove_leftovers` finds it after a kill.
     """
-    _sync_folder(temporary)
+    _sync_folder(temporary, asked_for=path)
     with _operation("rename", path):
         os.rename(temporary, path)
     _sync_folder(path.parent)

@@ -235,7 +235,7 @@ def _check_whole_or_counted(store: Path, old: dict[str, str], corpus: Path, fact
     found = {key.removeprefix("corpus/"): text for key, text in zip(keys, texts, strict=True)}
     for name, text in found.items():
         now = corpus / name
-        possible = {old.get(name), now.read_text() if now.is_file() and not now.is_symlink() else None}
+        possible = {old.get(name), now.read_text(errors="replace") if now.is_file() and not now.is_symlink() else None}
         if name in old or name.endswith("inside.txt"):
             assert text in possible, f"{name} is neither what it was nor what it is"
     missing = [name for name in old if name not in found]

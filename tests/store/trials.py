@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -114,7 +115,8 @@ class Trials:
         try:
             yield
         except (AssertionError, PenstockError, OSError) as error:
-            self.failures.append(f"{what}: {type(error).__name__}: {error}"[:2000])
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            self.failures.append(f"{what}: {place.line}: {type(error).__name__}: {error}"[:2000])
 
     def note(self, what: str) -> None:
         """Counts how often something was met: a trial that never meets what it is for shows nothing."""

@@ -27,6 +27,7 @@ from penstock.tokenize import Tokenizer
 __all__ = ["DEDUP_CHOICES", "Decisions", "TimeSplit", "differences", "times_of"]
 
 DEDUP_CHOICES = ("exact", "near", "off")
+LEAST_NEAR_THRESHOLD = 0.5  # from there on every pair is surely found
 MILLISECONDS_FROM = 10**11  # as seconds, this is the year 5138
 
 
@@ -124,9 +125,10 @@ class Decisions:
         """
         if dedup not in DEDUP_CHOICES:
             raise ConfigError(f"--dedup {dedup!r} isn't known", hint=f"choose {', '.join(DEDUP_CHOICES)}")
-        if not 0 < near_threshold <= 1:
+        if not LEAST_NEAR_THRESHOLD < near_threshold <= 1:
             raise ConfigError(
-                f"--near-threshold is {near_threshold:g}, expected is a share above 0 and up to 1", hint="0.7 is usual"
+                f"--near-threshold is {near_threshold:g}, expected is a share above {LEAST_NEAR_THRESHOLD} and up to 1",
+                hint="0.7 is usual",
             )
         if split_by not in ("group", "time"):
             raise ConfigError(f"--split-by {split_by!r} isn't known", hint="choose group or time")

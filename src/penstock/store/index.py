@@ -176,7 +176,8 @@ def _exclude_near_copies(
     signed: npt.NDArray[np.uint16], split: npt.NDArray[np.uint8], reason: npt.NDArray[np.uint8], *, threshold: float
 ) -> dict[str, Any]:
     """Marks near copies in `reason`; returns the figures that the version records about them."""
-    excluded, stands_for = near_exclusions(signed, split, reason == KEPT, threshold=threshold)
+    eligible = reason == KEPT
+    excluded, stands_for = near_exclusions(signed, split, eligible, threshold=threshold)
     crosses = split != split[stands_for]
     reason[excluded & crosses] = COPY_ACROSS_SPLITS
     reason[excluded & ~crosses] = NEAR_DUPLICATE
@@ -184,7 +185,7 @@ def _exclude_near_copies(
         "threshold": threshold,
         "excluded": int(excluded.sum()),
         "across_splits": int((excluded & crosses).sum()),
-        **cluster_figures(stands_for, excluded),
+        **cluster_figures(stands_for, excluded, eligible=eligible),
     }
 
 

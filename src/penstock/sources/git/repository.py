@@ -52,7 +52,7 @@ FOLDER_PREFIX = "penstock-git-"
 LOCK = "lock"
 READY = "ready"
 # A folder without a lock is about to get one, or its maker was killed in that moment.
-LOCKLESS_SECONDS = 3600.0
+LOCKLESS_SECONDS = 60.0
 # git reports progress about every second; a config that includes a FIFO would keep it silent for ever.
 SILENCE_SECONDS = 300.0
 # Killed processes are gone at once, unless nobody reaps orphans here.
@@ -262,14 +262,18 @@ def _remove_clone(folder: Path, lock: fs.FolderLock, owner: int) -> None:
 def _new_folder(name: str) -> tuple[Path, fs.FolderLock]:
     """A folder that only this user can enter, with its lock held."""
     folder = Path(tempfile.gettempdir(), name)
+    # A signal between folder and lock would leave a folder that nobody can tell from one that is just being made.
+    held_back = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
         folder.mkdir(mode=0o700)
+        lock = fs.FolderLock(folder / LOCK)
+        lock.acquire()
     except FileExistsError:
         raise  # for the caller: another process of ours was first
     except OSError as error:
         raise DiskError.from_os_error(error, doing="making a temporary folder") from error
-    lock = fs.FolderLock(folder / LOCK)
-    lock.acquire()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held_back)
     return folder, lock
 
 
