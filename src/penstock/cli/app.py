@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli import bench, data, datasets, doctor, export, inspect, plan, tokenizer, training, verify, versions
+from penstock.cli import (
+    bench,
+    data,
+    datasets,
+    doctor,
+    export,
+    inspect,
+    plan,
+    remote,
+    tokenizer,
+    training,
+    verify,
+    versions,
+)
 
 __all__ = ["app"]
 
@@ -42,6 +55,7 @@ app.command("diff")(versions.diff)
 app.command("prune")(versions.prune)
 app.command("remove")(versions.remove)
 app.command("plan")(plan.plan)
+app.command("push")(remote.push)
 app.command("export")(export.export)
 app.command("datasets")(datasets.datasets)
 app.add_typer(tokenizer.app, name="tokenizer")

@@ -78,7 +78,7 @@ def _facts(store: Any, result: Any) -> dict[str, Any]:
     return {
         "format": result.format,
         "out": str(result.out),
-        "store": str(store.path),
+        "store": store.location,
         "version": store.version,
         "digest": store.digest,
         "files": result.num_files,

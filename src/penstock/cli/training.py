@@ -9,8 +9,8 @@ import datetime
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,12 +37,18 @@ INTERRUPTED_EXIT = 130
 
 
 def train(
-    data: Annotated[str, typer.Option("--data", metavar="STORE[@VERSION]", help="The store to train on.")],
+    data: Annotated[
+        list[str], typer.Option("--data", metavar="STORE[@VERSION]", help="The store to train on; repeatable.")
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
     config: Annotated[
         Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Settings; see docs/configuration.md.")
     ] = None,
     settings: Settings = None,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option("--mix", metavar="NAME=WEIGHT", help="Weight of a store or of paths, e.g. src/**=3; repeatable."),
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-identical reruns on a GPU too; slower.")
@@ -56,13 +62,24 @@ def train(
       penstock train --data store --out runs/one
       penstock train config.yaml --data store --out runs/two --set steps=1000 --set model.preset=small
       penstock train --data store --out runs/one --resume
+      penstock train --data code --data books --mix books=0.3 --mix 'code:docs/**=2' --out runs/mixed
     """
     from penstock.train import load_config
 
+    from penstock.pack.mixture import names_of_stores, with_names
+
+    names = names_of_stores(data)
     chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]
+    if mix:
+        chosen.append(f"mix={json.dumps(with_names(mix, names))}")
     loaded = load_config(config, chosen)
-    with _opened(data, out, resume=resume) as store, _recorded(out, loaded) as log:
-        result = _train(loaded, store, out, log, resume=resume)
+    with ExitStack() as stack:
+        stores = {
+            name: stack.enter_context(_opened(word, out, resume=resume, name=name if number else None))
+            for number, (name, word) in enumerate(names.items())
+        }
+        log = stack.enter_context(_recorded(out, loaded))
+        result = _train(loaded, next(iter(stores.values())), out, log, resume=resume, mixed_with=stores)
     _finish(out, result, json_output=json_output)
 
 
@@ -127,18 +144,31 @@ def report(
     print(write_page(run_folder))
 
 
-def _opened(data: str, folder: Path, *, resume: bool) -> Store:
-    """The store; of a run that goes on, the version that it was trained on so far, whatever was committed since."""
+def _opened(data: str, folder: Path, *, resume: bool, name: str | None = None) -> Store:
+    """The store; of a run that goes on, the version that it was trained on so far, whatever was committed since.
+
+    `name` is that of a store of a mixture after the first.
+    """
     from penstock.report.steps import pinned_store
     from penstock.store import list_versions, open_store
 
     if not (resume and (folder / "checkpoints").is_dir()):
         return open_store(data)
-    store = pinned_store(data, folder)
-    newest = list_versions(store.path)[-1]
+    store = pinned_store(data, folder) if name is None else _opened_in_mixture(data, folder, name)
+    newest = max(store.version, *list_versions(store.path))
     if store.version != newest:
-        note(f"going on with version {store.version} of {one_line(str(store.path))}; the newest is {newest}")
+        note(f"going on with version {store.version} of {one_line(store.location)}; the newest is {newest}")
     return store
+
+
+def _opened_in_mixture(data: str, folder: Path, name: str) -> Store:
+    """A store of a mixture at the version that the run's records name; the newest where they name none."""
+    from penstock.runlog import read_records
+    from penstock.store import list_versions, open_store
+
+    mixtures = [record["stores"] for record in read_records(folder) if record["kind"] == "data" and "stores" in record]
+    version = mixtures[-1].get(name) if mixtures else None
+    return open_store(data, version=version if version in list_versions(Path(data)) else None)
 
 
 @contextmanager
@@ -201,38 +231,60 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) ->
 
 
 def _train(
-    config: TrainConfig, store: Store, folder: Path, log: RunLog, *, resume: bool, verbose: bool = False
+    config: TrainConfig,
+    store: Store,
+    folder: Path,
+    log: RunLog,
+    *,
+    resume: bool,
+    verbose: bool = False,
+    mixed_with: Mapping[str, Store] | None = None,
 ) -> TrainResult:
     from penstock import fs
     from penstock.train import train as train_model
 
-    _record_data(config, store, log)
+    _record_data(config, store, log, mixed_with or {store.path.name: store})
     fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
     with log.phase("train") as detail, progress_bar("training", unit="steps") as bar:
         result = train_model(
-            config, store, folder, log, resume=resume, on_progress=_shows(bar, config.steps, verbose=verbose)
+            config,
+            store,
+            folder,
+            log,
+            resume=resume,
+            mixed_with=mixed_with,
+            on_progress=_shows(bar, config.steps, verbose=verbose),
         )
         detail.update({name: getattr(result, name) for name in ("tokens", "steps", "parameters", "train_rows")})
     log.append("end", status=result.status, message="")
     return result
 
 
-def _record_data(config: TrainConfig, store: Store, log: RunLog) -> None:
+def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping[str, Store]) -> None:
     """What is trained on: the version's figures, and a few rows for the page."""
     from penstock.load.rows import describe_row
     from penstock.store.statistics import statistics
-    from penstock.train.start import training_plan
+    from penstock.train.start import training_mixture, training_plan
 
+    mixture = training_mixture(config, stores)
+    mixed: dict[str, Any] = {}
+    if mixture is not None:
+        mixed = {"mixture": mixture.describe(), "stores": {name: one.version for name, one in stores.items()}}
     counts = store.manifest.counts
     log.append(
         "data",
-        store=str(store.path),
+        store=store.location,
         store_version=store.version,
         digest=store.digest,
         **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
         statistics=asdict(statistics(store)),
+        **mixed,
     )
-    plan = training_plan(config, store)
+    if mixture is not None:
+        shares = [f"{one['name']}={one['weight']:g} ({one['share']:.2%})" for one in mixed["mixture"]["mix"]]
+        reason = f"{len(stores)} stores, weights as given"
+        log.append("choice", name="mixture", value=", ".join(shares), reason=reason)
+    plan = mixture.plans[0] if mixture else training_plan(config, store)
     tokenizer = store.tokenizer()
     numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
     rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]

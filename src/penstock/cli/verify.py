@@ -12,7 +12,7 @@ from penstock.cli.output import human_bytes, note, one_line, print_json, progres
 
 
 def verify(
-    store: Annotated[Path, typer.Argument(metavar="STORE")],
+    store: Annotated[str, typer.Argument(metavar="STORE|URL")],
     quick: Annotated[
         bool, typer.Option("--quick", help="Everything but the tokens themselves; seconds on any store.")
     ] = False,
@@ -27,12 +27,21 @@ def verify(
     Examples:
       penstock verify store
       penstock verify store --quick --json
+      penstock verify s3://bucket/store --quick
     """
     from penstock.hardware import default_workers, probe
+    from penstock.store.urls import is_url
     from penstock.store.verification import examine
 
     with progress_bar("verifying") as bar:
-        result = examine(store, quick=quick, workers=workers or default_workers(probe()), on_progress=bar)
+        if is_url(store):
+            from penstock.store.remote import examine_remote
+
+            if not quick:
+                note(f"fetching all of {one_line(store)} to check it; --quick leaves out the tokens")
+            result = examine_remote(store, quick=quick, on_progress=bar)
+        else:
+            result = examine(Path(store), quick=quick, workers=workers or default_workers(probe()), on_progress=bar)
     if json_output:
         print_json(
             {
@@ -50,8 +59,8 @@ def verify(
         raise typer.Exit(1)
 
 
-def _print_verification(store: Path, result: Any) -> None:
-    name = one_line(str(store))
+def _print_verification(store: str, result: Any) -> None:
+    name = one_line(store)
     for problem in result.problems:
         print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
     left_out = "; --quick: the tokens themselves weren't read" if result.quick else ""

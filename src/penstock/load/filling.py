@@ -60,6 +60,7 @@ class Filler:
             self.identity["transforms"] = [transform.identity for transform in self.transforms]
         check_identity_size(self.identity)
         self._gatherer = Gatherer(plan)
+        plan.store.expect(plan.documents)
         self._more_borders = sum(transform.extra_borders_per_row for transform in self.transforms)
 
     def new_buffer(self, *, num_batches: int, batch_rows: int, allocate: Allocate = np.empty) -> StretchBuffer:

@@ -26,7 +26,7 @@ class PlanAddress:
     @classmethod
     def of(cls, plan: Plan) -> PlanAddress:
         """The address of an open plan."""
-        return cls(store_path=str(plan.store.path), version=plan.store.version, identity=plan.identity)
+        return cls(store_path=plan.store.location, version=plan.store.version, identity=plan.identity)
 
     def open(self) -> Plan:
         """Opens the store and makes the plan again.

@@ -21,7 +21,9 @@ from penstock.report.fields import line_of, mapping, whole
 from penstock.report.run import read_run_records
 from penstock.runlog import Record, read_records
 from penstock.store import Store, document_origin, list_versions, open_store
+from penstock.store.mirror import Mirror
 from penstock.store.provenance import byte_range
+from penstock.store.urls import is_url, split_url
 from penstock.tokenize import Tokenizer
 
 __all__ = ["TrainedOn", "describe_step", "open_trained_store", "pinned_store", "trained_on"]
@@ -99,12 +101,20 @@ def pinned_store(path: str | Path, run_folder: Path) -> Store:
 
 
 def _at_its_version(path: str | Path, facts: TrainedOn | None) -> Store:
-    if facts is not None and Path(path).exists() and facts.version in list_versions(Path(path)):
+    if facts is not None and facts.version in _versions_at(path):
         pinned = open_store(path, version=facts.version)
         if pinned.digest == facts.digest:
             return pinned
         pinned.close()
     return open_store(path)
+
+
+def _versions_at(place: str | Path) -> list[int]:
+    """The versions of a store in a folder or behind a URL; none where there is no store, or one version is named."""
+    if is_url(str(place)):
+        url, version = split_url(str(place))
+        return Mirror(url).versions() if version is None else []
+    return list_versions(Path(place))
 
 
 def open_trained_store(run_folder: Path, *, data: str | None = None) -> tuple[TrainedOn, Store]:
@@ -123,6 +133,11 @@ def open_trained_store(run_folder: Path, *, data: str | None = None) -> tuple[Tr
     # `penstock run` keeps its store in its own folder, wherever that is moved to.
     places = [facts.store, str(run_folder / "store")] if data is None else [data]
     path = next((place for place in places if data is not None or list_versions(Path(place))), None)
+    if path is None and is_url(facts.store):  # a record isn't the user: only who names an address asks for the network
+        raise NotAStoreError(
+            f"the run was trained on store {facts.store!r}, which isn't on this machine",
+            hint=f"to read it from there, name it: --data {facts.store}",
+        )
     if path is None:
         raise NotAStoreError(
             f"the run was trained on store {facts.store!r}, which isn't there any more",
@@ -165,7 +180,7 @@ def describe_step(run_folder: Path, step: int, *, data: str | None = None) -> di
             "run": str(run_folder),
             "step": step,
             "is_done": step <= max(facts.positions, default=0),
-            "store": str(store.path),
+            "store": store.location,
             "version": store.version,
             "digest": store.digest,
             "split": SPLIT,

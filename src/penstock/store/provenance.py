@@ -47,7 +47,7 @@ def summary(store: Store) -> dict[str, Any]:
     """Counts, splits and tokenizer of a version."""
     manifest = store.manifest
     return {
-        "store": str(store.path),
+        "store": store.location,
         "version": store.version,
         "created": manifest.created,
         "digest": store.digest,

@@ -39,6 +39,7 @@ from penstock.store.layout import (
     decode_manifest,
     manifest_name,
 )
+from penstock.store.urls import is_url
 from penstock.tokenize import Tokenizer, TokenizerSpec
 
 __all__ = ["Segment", "Store", "list_versions", "open_store", "read_manifest"]
@@ -64,7 +65,13 @@ def list_versions(path: Path) -> list[int]:
     with _reading(folder):
         if not folder.is_dir():
             return []
-        names = [entry.name for entry in folder.iterdir() if re.fullmatch(r"[0-9]{6,18}\.json", entry.name)]
+        names = [entry.name for entry in folder.iterdir()]
+    return version_numbers(names)
+
+
+def version_numbers(names: Iterable[str]) -> list[int]:
+    """The versions whose manifests are among some file names, oldest first."""
+    names = [name for name in names if re.fullmatch(r"[0-9]{6,18}\.json", name)]
     versions = {int(name.removesuffix(".json")): name for name in names}
     return sorted(version for version, name in versions.items() if name == manifest_name(version))
 
@@ -72,11 +79,17 @@ def list_versions(path: Path) -> list[int]:
 def open_store(path: Path | str, *, version: int | None = None) -> Store:
     """Opens a store; `PATH@3` or `version=3` opens an older version.
 
+    A URL (`s3://bucket/store`) is read through a local copy of what is used; see `penstock.store.remote`.
+
     Raises:
         NotAStoreError: there is no store.
         StoreError: it has no such version.
         DamagedStoreError: what is on disk isn't what was committed.
     """
+    if is_url(os.fspath(path)):
+        from penstock.store.remote import open_remote
+
+        return open_remote(os.fspath(path), version=version)
     folder, version = _split_version(os.fspath(path), version)
     versions = list_versions(folder)
     if not versions:
@@ -186,6 +199,11 @@ class Store:
         self._seen = np.zeros(int(self._first_block[-1]), np.bool_)
 
     @property
+    def location(self) -> str:
+        """What `open_store` finds this store by: its folder, or the URL of a remote one."""
+        return str(self.path)
+
+    @property
     def digest(self) -> str:
         """The store digest of this version."""
         return self.manifest.digest
@@ -230,6 +248,9 @@ class Store:
             seen = self._seen[self._first_block[number] : self._first_block[number + 1]]
             segment = self._segments[number] = Segment(self.path, self.manifest.segments[number], self.dtype, seen)
         return segment
+
+    def expect(self, documents: npt.NDArray[np.int64]) -> None:
+        """Says which documents will be read, in order; a remote store begins to fetch them. Here there is no need."""
 
     def unchecked(
         self, segments: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
@@ -284,7 +305,7 @@ class Store:
 
         try:
             yield
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             first_line = str(error).partition("\n")[0]
             raise _damaged(self.path / entry.name, f"it isn't a Parquet table ({first_line})") from None
 
@@ -385,14 +406,17 @@ class Store:
             if link := link_on_the_way(self.path, folder):
                 raise _damaged(self.path / link, "it is a link")
         for name, expected in sizes:
-            path = self.path / name
-            with _reading(path):
-                # A link could lead anywhere; the store's own files are plain files inside it.
-                found = path.stat(follow_symlinks=False)
-            if not stat.S_ISREG(found.st_mode):
-                raise _damaged(path, "it is a link or no file at all")
-            if found.st_size != expected:
-                raise _damaged(path, f"it has {found.st_size} bytes, committed were {expected}")
+            self._check_size(name, expected)
+
+    def _check_size(self, name: str, expected: int) -> None:
+        path = self.path / name
+        with _reading(path):
+            # A link could lead anywhere; the store's own files are plain files inside it.
+            found = path.stat(follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode):
+            raise _damaged(path, "it is a link or no file at all")
+        if found.st_size != expected:
+            raise _damaged(path, f"it has {found.st_size} bytes, committed were {expected}")
 
     def _read_arrays(self) -> dict[str, npt.NDArray[Any]]:
         arrays: dict[str, npt.NDArray[Any]] = {}

@@ -40,7 +40,7 @@ from penstock.store.promises import Broken, DocumentColumns, broken_promises, re
 from penstock.store.reader import Store, link_on_the_way, list_versions, read_manifest
 from penstock.store.writer import decode_table
 
-__all__ = ["Problem", "Verification", "examine", "examine_entry", "verify"]
+__all__ = ["Entry", "Examination", "Problem", "Verification", "examine", "examine_entry", "verify"]
 
 MOST_PROBLEMS_OF_A_KIND = 100
 # Below this a second process takes longer to start than it saves.
@@ -107,7 +107,7 @@ def examine(path: Path, *, quick: bool = False, workers: int = 1, on_progress: P
     versions = list_versions(path)
     if not versions:
         raise NotAStoreError(f"{str(path)!r} holds no store", hint=f"penstock prepare INPUT --out {path}")
-    run = _Examination(path, quick=quick, workers=workers, on_progress=on_progress)
+    run = Examination(path, quick=quick, workers=workers, on_progress=on_progress)
     try:
         run.versions(versions)
         run.problems += cache_problems(path)
@@ -137,7 +137,7 @@ def cache_problems(path: Path) -> list[Problem]:
 
 def examine_entry(path: Path, entry: Entry) -> list[Problem]:
     """One file that a manifest names, or one segment, on its own: as `examine` does it, but without what it means."""
-    run = _Examination(path, quick=False, workers=1, on_progress=None)
+    run = Examination(path, quick=False, workers=1, on_progress=None)
     problems = run.entry_problems(entry)
     if isinstance(entry, SegmentEntry) and not problems:
         dtype = np.dtype(f"<u{entry.bytes // entry.tokens}")
@@ -154,7 +154,7 @@ class _Opened:
     vocab_size: int
 
 
-class _Examination:
+class Examination:
     """One run over a store; what versions share is looked at once."""
 
     def __init__(self, path: Path, *, quick: bool, workers: int, on_progress: Progress | None) -> None:
@@ -182,6 +182,14 @@ class _Examination:
             if manifest is not None:
                 self._version(version, manifest)
 
+    def manifest(self, version: int) -> Manifest:
+        """A version's manifest; a remote store's is fetched first."""
+        return read_manifest(self._path, version)
+
+    def store(self, version: int) -> Store:
+        """A version, opened."""
+        return Store(self._path, version)
+
     def _bytes_to_read(self, entry: Entry) -> int:
         if not isinstance(entry, SegmentEntry):
             return entry.bytes
@@ -189,7 +197,7 @@ class _Examination:
 
     def _manifest(self, version: int) -> Manifest | None:
         try:
-            return read_manifest(self._path, version)
+            return self.manifest(version)
         except (DamagedStoreError, DiskError) as error:
             self.problems.append(Problem(file=_manifest_file(version), kind="manifest", detail=str(error)))
             return None
@@ -209,7 +217,7 @@ class _Examination:
         """The documents of a version, once its promises are checked."""
         file = _manifest_file(version)
         try:
-            with Store(self._path, version) as store:
+            with self.store(version) as store:
                 columns = read_document_columns(store)
                 tokenizer = store.tokenizer()
                 store.signatures()
