@@ -78,7 +78,8 @@ class Preparation:
         assert facts["version"] == len(self.goldens)
         assert self.check_versions() == len(self.goldens)
         assert left_behind(self.store) == set()
-        assert list(self.commands.temporary.iterdir()) == []
+        left = sorted(path.relative_to(self.commands.temporary) for path in self.commands.temporary.rglob("*"))
+        assert left == [], [str(path) for path in left][:20]
         return facts
 
 

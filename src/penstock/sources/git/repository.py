@@ -253,10 +253,10 @@ def _remove_if_dead(folder: Path, *, age: float) -> bool:
 def _remove_clone(folder: Path, lock: fs.FolderLock, owner: int) -> None:
     if os.getpid() != owner:  # a forked worker ends; the clone is its parent's
         return
-    try:
-        fs.remove_tree(folder)
-    finally:
-        lock.release()
+    fs.remove_tree(folder)
+    # Not if that was interrupted: without its lock file the folder would look as if it were just being made, and stay.
+    # With it, the next start sees that nobody holds it.
+    lock.release()
 
 
 def _new_folder(name: str) -> tuple[Path, fs.FolderLock]:
