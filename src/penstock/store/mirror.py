@@ -226,10 +226,9 @@ class Mirror:
                         fs.remove_file(path)
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[int]:
-        with _flock(_lock_of(self.path / name)) as descriptor:
-            assert descriptor is not None
-            yield descriptor
+    def _locked(self, name: str) -> Iterator[None]:
+        with _flock(_lock_of(self.path / name)):
+            yield
 
 
 class Cancelled(Exception):  # noqa: N818  nothing went wrong
