@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.output import human_count, print_facts, print_json
+from penstock.cli.output import human_count, one_line, print_facts, print_json, print_table
+from penstock.errors import ConfigError
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -14,7 +17,7 @@ SHOWN_ROWS = 8
 
 
 def plan(
-    store: Annotated[str, typer.Argument(metavar="STORE[@VERSION]")],
+    stores: Annotated[list[str], typer.Argument(metavar="STORE[@VERSION]...")],
     split: Annotated[str, typer.Option(help="Which split.")] = "train",
     seq_len: Annotated[int, typer.Option(help="Tokens per row.")] = 1024,
     pack: Annotated[
@@ -29,6 +32,17 @@ def plan(
         bool, typer.Option("--overlap-loss", help="Of windows: repeated tokens count as labels again.")
     ] = False,
     cross_boundaries: Annotated[bool, typer.Option("--cross-boundaries", help="Let labels cross documents.")] = False,
+    mix: Annotated[
+        list[str] | None,
+        typer.Option("--mix", metavar="NAME=WEIGHT", help="Weight of a store or of paths, e.g. src/**=3; repeatable."),
+    ] = None,
+    epochs: Annotated[
+        list[str] | None,
+        typer.Option("--epochs", metavar="NAME=PASSES", help="Of a mixture: after so many passes a source leaves."),
+    ] = None,
+    temperature: Annotated[
+        float, typer.Option(help="Of a mixture: above 1 makes sources more alike (rows count as rows^(1/T)).")
+    ] = 1.0,
     seed: Annotated[
         int | None, typer.Option(help="Also show which rows the order of this seed begins with.", min=0)
     ] = None,
@@ -36,35 +50,91 @@ def plan(
 ) -> None:
     """Show the rows that a store gives at some length: how many, and what is wasted. The store is not changed.
 
+    Of several stores, or with --mix, the share of each source; see docs/mixture.md.
+
     \b
     Examples:
       penstock plan store --seq-len 2048 --split val
       penstock plan store --seq-len 2048 --pack best-fit
       penstock plan store --seq-len 512 --pack windows --overlap 128
+      penstock plan code books --mix books=0.3 --mix 'code:docs/**=2' --seq-len 2048
     """
+    options: dict[str, Any] = {
+        "policy": pack,
+        "split": split,
+        "seq_len": seq_len,
+        "overlap": overlap,
+        "boundaries": not cross_boundaries,
+        "overlap_loss": overlap_loss,
+    }
+    if len(stores) > 1 or mix or epochs or temperature != 1:
+        if seed is not None:
+            raise ConfigError("--seed shows the order of one plan, this is a mixture", hint="leave --seed out")
+        facts = _mixture_facts(stores, mix or [], epochs=epochs or [], temperature=temperature, options=options)
+        show = _print_mixture
+    else:
+        facts, show = _plan_facts(stores[0], options, seed=seed), _print_plan
+    if json_output:
+        print_json(facts)
+    else:
+        show(facts)
+
+
+def _plan_facts(store: str, options: dict[str, Any], *, seed: int | None) -> dict[str, Any]:
     from penstock.load.order import rows_at
     from penstock.pack import make_plan
     from penstock.store import open_store
 
     with open_store(store) as opened:
-        made = make_plan(
-            opened,
-            policy=pack,
-            split=split,
-            seq_len=seq_len,
-            overlap=overlap,
-            boundaries=not cross_boundaries,
-            overlap_loss=overlap_loss,
-        )
+        made = make_plan(opened, **options)
         facts = made.describe()
         if seed is not None:
             count = min(SHOWN_ROWS, made.num_rows)
             first = rows_at(0, count, num_rows=made.num_rows, seed=seed, shuffle=True).tolist()
             facts |= {"seed": seed, "first_rows": first}
-    if json_output:
-        print_json(facts)
-    else:
-        _print_plan(facts)
+        return facts
+
+
+def _mixture_facts(
+    words: Sequence[str], mix: Sequence[str], *, epochs: Sequence[str], temperature: float, options: dict[str, Any]
+) -> dict[str, Any]:
+    from penstock.pack.mixture import make_mixture, names_of_stores, with_names
+    from penstock.store import open_store
+
+    names = names_of_stores(words)
+    with ExitStack() as stack:
+        stores = {name: stack.enter_context(open_store(word)) for name, word in names.items()}
+        return make_mixture(
+            stores, with_names(mix, names), epochs=epochs, temperature=temperature, **options
+        ).describe()
+
+
+def _print_mixture(facts: dict[str, Any]) -> None:
+    print_table(
+        [
+            [
+                one_line(one["name"]),
+                f"{one['rows']:,}",
+                f"{one['tokens']:,}",
+                f"{one['weight']:g}",
+                f"{one['share']:.2%}",
+                f"{one['passes_per_epoch']:g}",
+                "-" if one["epochs"] is None else f"{one['epochs']:g}",
+            ]
+            for one in facts["mix"]
+        ],
+        header=["source", "rows", "tokens", "weight", "share", "passes per epoch", "leaves after"],
+    )
+    print()
+    print_facts(
+        {
+            "split": facts["split"],
+            "packing": facts["policy"],
+            "rows": f"{facts['rows']:,} of {facts['seq_len']:,} tokens, each counted once",
+            "epoch": f"{facts['epoch_rows']:,.0f} rows",
+            "mixture": facts["mixture"],
+        }
+    )
 
 
 def _print_plan(facts: dict[str, Any]) -> None:

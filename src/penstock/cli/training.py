@@ -64,9 +64,8 @@ def train(
       penstock train --data store --out runs/one --resume
       penstock train --data code --data books --mix books=0.3 --mix 'code:docs/**=2' --out runs/mixed
     """
-    from penstock.train import load_config
-
     from penstock.pack.mixture import names_of_stores, with_names
+    from penstock.train import load_config
 
     names = names_of_stores(data)
     chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]

@@ -21,8 +21,10 @@ from penstock.errors import ConfigError, MissingExtraError
 from penstock.load.fields import IGNORED_LABEL
 from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
+from penstock.load.mixed import MixedLoader
 from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 try:
     import torch
@@ -127,20 +129,26 @@ class TorchLoader:
     """`Loader` with tensors: an endless iterator of `TorchBatch`.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         batch_rows: rows per global batch, over all ranks.
         device: where batches go.
         loader_options: seed, shuffle, order, transforms, rank, world_size, prefetch_batches; see `Loader`.
     """
 
     def __init__(
-        self, plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", **loader_options: Any
+        self,
+        plan: Plan | Mixture,
+        *,
+        batch_rows: int,
+        device: str | torch.device = "cpu",
+        **loader_options: Any,
     ) -> None:
         self._device = torch.device(device)
         self._pinned = self._device.type == "cuda"
         self._copies = torch.cuda.Stream(self._device) if self._pinned else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
-        self._loader = Loader(plan, batch_rows=batch_rows, allocate=self._allocate, **loader_options)
+        options = {"batch_rows": batch_rows, "allocate": self._allocate, **loader_options}
+        self._loader = MixedLoader(plan, **options) if isinstance(plan, Mixture) else Loader(plan, **options)
 
     def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         if not self._pinned:

@@ -14,6 +14,7 @@ Cost: a plan per bucket, and about 2 µs per document and pattern where there ar
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -30,7 +31,7 @@ from penstock.pack.stages import LEAST_WEIGHT, MOST_WEIGHT, Schedule, is_weight
 from penstock.sources.hygiene import PathRules
 from penstock.store import Store
 
-__all__ = ["MixRule", "MixSource", "Mixture", "make_mixture", "parse_mix"]
+__all__ = ["MixRule", "MixSource", "Mixture", "make_mixture", "names_of_stores", "parse_mix", "with_names"]
 
 REST = "rest"
 # Shares that differ in the last bits on another machine would be another mixture there.
@@ -190,6 +191,33 @@ class Mixture:
 
 def _total(weights: Sequence[float], rows: Sequence[int]) -> float:
     return math.fsum(weight * n for weight, n in zip(weights, rows, strict=True))
+
+
+def names_of_stores(words: Sequence[str]) -> dict[str, str]:
+    """Stores as a user names them, by the names they have in a mixture: the folder's, or all of it where two agree.
+
+    Raises:
+        PlanError: a store is named twice.
+    """
+    short = [re.sub(r"@[0-9]+$", "", word).rstrip("/").rpartition("/")[2] or word for word in words]
+    names = [name if short.count(name) == 1 else word for name, word in zip(short, words, strict=True)]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise PlanError(f"the store {twice!r} is named twice", hint="name it once, with --mix NAME=2 to have it twice")
+    return dict(zip(names, words, strict=True))
+
+
+def with_names(mix: Sequence[str], names: Mapping[str, str]) -> list[str]:
+    """Words of a mixture in which a store is called by its path, with its name instead."""
+    named = []
+    for rule in parse_mix(mix):
+        name, weight = rule.name, repr(rule.weight)
+        for short, word in names.items():
+            if name == word or name.startswith(f"{word}:"):
+                name = short + name[len(word) :]
+                break
+        named.append(f"{name}={weight}")
+    return named
 
 
 def parse_mix(words: Sequence[str], *, option: str = "--mix") -> list[MixRule]:

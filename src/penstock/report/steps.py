@@ -47,6 +47,7 @@ class TrainedOn:
     boundaries: bool
     steps: int
     positions: dict[int, int]
+    is_mixture: bool = False
 
 
 def trained_on(records: Sequence[Record]) -> TrainedOn | None:
@@ -87,6 +88,7 @@ def _trained_on(data: Record, config: dict[str, Any], positions: dict[int, int])
         overlap_loss=config.get("overlap_loss") is True,
         boundaries=config.get("document_boundaries") is not False,
         positions=positions,
+        is_mixture=bool(data.get("mixture")),
         **{name: number or 0 for name, number in numbers.items()},
     )
 
@@ -163,6 +165,11 @@ def describe_step(run_folder: Path, step: int, *, data: str | None = None) -> di
     """
     facts, store = open_trained_store(run_folder, data=data)
     with store:
+        if facts.is_mixture:
+            raise InputError(
+                "the run was trained on a mixture, whose steps can't be listed yet",
+                hint="its sources and weights are in the `data` record of records.jsonl",
+            )
         if not 1 <= step <= facts.steps:
             raise InputError(f"the run has no step {step}", hint=f"its steps are numbered 1 to {facts.steps}")
         first = (step - 1) * facts.batch_rows

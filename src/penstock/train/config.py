@@ -35,6 +35,10 @@ FREE_KEYS = frozenset(
         "eval_rows",
         "keep_checkpoints",
         "log_every_steps",
+        # Weights may change: the loader appends a stage, and refuses other sources itself.
+        "mix",
+        "mix_epochs",
+        "mix_temperature",
         "prefetch_batches",
         "sample_tokens",
         "stop_after_steps",
@@ -98,6 +102,9 @@ class TrainConfig(_Settings):
     pack: Literal["concat", "best-fit", "windows", "pad"] = "concat"
     overlap: int = Field(default=0, ge=0, description="of windows: tokens that a row repeats from the one before")
     overlap_loss: bool = Field(default=False, description="of windows: whether repeated tokens count again")
+    mix: tuple[str, ...] = Field(default=(), description="NAME=WEIGHT of stores and path patterns; docs/mixture.md")
+    mix_temperature: float = Field(default=1.0, gt=0, description="above 1: sources grow more alike")
+    mix_epochs: tuple[str, ...] = Field(default=(), description="NAME=PASSES after which a source leaves")
     steps: int = Field(default=200, ge=1)
     learning_rate: float | None = Field(default=None, gt=0, description="the peak; None: the preset's")
     warmup_steps: int | None = Field(default=None, ge=0)

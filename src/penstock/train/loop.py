@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +27,7 @@ from penstock import fs
 from penstock.errors import DiskError, TrainingError
 from penstock.load.torch import IGNORED_LABEL, TorchLoader
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.tokenize import Tokenizer
@@ -51,7 +52,14 @@ from penstock.train.optimizer import build_optimizer, load_optimizer_tensors, op
 from penstock.train.randomness import restore_random_state, saved_random_state, seed_everything
 from penstock.train.sample import sampled_ids
 from penstock.train.schedule import learning_rate_at
-from penstock.train.start import Progress, refuse_another_run, starting_point, training_plan, validation_plan
+from penstock.train.start import (
+    Progress,
+    refuse_another_run,
+    starting_point,
+    training_mixture,
+    training_plan,
+    validation_plan,
+)
 
 __all__ = ["TrainResult", "train"]
 
@@ -108,6 +116,7 @@ def train(
     log: RunLog,
     *,
     resume: bool = False,
+    mixed_with: Mapping[str, Store] | None = None,
     on_progress: Callable[[Record], None] | None = None,
 ) -> TrainResult:
     """Trains the built-in decoder on a store until the config's last step, a signal, or an error.
@@ -117,6 +126,7 @@ def train(
         store: an open store with a `train` split, and a `val` split if there is to be an evaluation.
         run_folder: where checkpoints go; one process at a time may train in it.
         log: where every step, choice and event is recorded.
+        mixed_with: all stores of a mixture by name, `store` the first of them; evaluation is on `store` alone.
         resume: go on from the newest whole checkpoint, or start if there is none.
         on_progress: given each record the loop writes, as it is written.
 
@@ -149,7 +159,8 @@ def train(
         # What is to be done, with what.
         tokenizer = store.tokenizer()
         shape = config.model.shape(vocab_size=tokenizer.vocab_size, seq_len=config.seq_len)
-        rows = training_plan(config, store)
+        mixture = training_mixture(config, mixed_with or {store.path.name: store})
+        rows = mixture or training_plan(config, store)
         held_out = validation_plan(config, store, log)
         model = build_model(shape, seed=config.seed)
         if checkpoint is not None and progress.is_finished:
@@ -189,7 +200,7 @@ def train(
             optimizer=optimizer,
             loader=loader,
             held_out=held_out,
-            prompt_ids=_prompt_ids(held_out or rows),
+            prompt_ids=_prompt_ids(held_out or (mixture.plans[0] if mixture else training_plan(config, store))),
             token_byte_lengths=torch.from_numpy(tokenizer.token_byte_lengths()).to(device),
             choices=choices,
             autocast=autocast_of(choices),
@@ -429,7 +440,7 @@ def _result(
     progress: Progress,
     *,
     model: nn.Module,
-    rows: Plan,
+    rows: Plan | Mixture,
     checkpoint: Checkpoint | None,
     status: Literal["completed", "interrupted"],
 ) -> TrainResult:

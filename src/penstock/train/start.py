@@ -6,17 +6,26 @@ the checkpoint is of another store or config. Also `Progress`, what a run has co
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError, PlanError, ResumeError
 from penstock.pack import Plan, make_plan
+from penstock.pack.mixture import Mixture, make_mixture
 from penstock.runlog import RunLog
 from penstock.store import Store
 from penstock.train.checkpoint import Checkpoint, checkpoint_folders, find_latest, remove_unfinished_saves
 from penstock.train.config import FREE_KEYS, TrainConfig
 
-__all__ = ["Progress", "refuse_another_run", "starting_point", "training_plan", "validation_plan"]
+__all__ = [
+    "Progress",
+    "refuse_another_run",
+    "starting_point",
+    "training_mixture",
+    "training_plan",
+    "validation_plan",
+]
 
 
 @dataclass(kw_only=True)
@@ -93,6 +102,23 @@ def training_plan(config: TrainConfig, store: Store, *, split: str = "train") ->
         store,
         policy=config.pack,
         split=split,
+        seq_len=config.seq_len,
+        overlap=config.overlap,
+        boundaries=config.document_boundaries,
+        overlap_loss=config.overlap_loss,
+    )
+
+
+def training_mixture(config: TrainConfig, stores: Mapping[str, Store]) -> Mixture | None:
+    """The sources of a run on several stores, or on one with `mix`; None for a run on one store as it is."""
+    if len(stores) < 2 and not config.mix and not config.mix_epochs:
+        return None
+    return make_mixture(
+        stores,
+        config.mix,
+        epochs=config.mix_epochs,
+        temperature=config.mix_temperature,
+        policy=config.pack,
         seq_len=config.seq_len,
         overlap=config.overlap,
         boundaries=config.document_boundaries,
