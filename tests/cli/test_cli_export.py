@@ -43,7 +43,7 @@ def test_rows_are_counted(penstock, store_path, tmp_path):
         ["--format", "bin", "--seq-len", "8"],
         ["--format", "chunks", "--seq-len", "-5"],
         ["--format", "bin", "--split", "nope"],
-        ["--format", "arrow", "--pack", "windows", "--seq-len", "8"],
+        ["--format", "arrow", "--pack", "spiral", "--seq-len", "8"],
     ],
     ids=" ".join,
 )

