@@ -19,7 +19,7 @@ from penstock.cli.output import (
     print_json,
     progress_bar,
 )
-from penstock.cli.store_summary import print_skipped, print_splits
+from penstock.cli.store_summary import hygiene_lines, print_skipped, print_splits
 from penstock.errors import ConfigError
 
 # As in penstock.sources, which `--help` doesn't load.
@@ -247,7 +247,9 @@ def prepare_facts(result: Any) -> dict[str, Any]:
         "units_taken_over": result.units_taken_over,
         "workers": result.workers,
         "documents_reused": result.documents_reused,
+        "documents_repaired": result.documents_repaired,
         "digest": result.manifest.digest,
+        **{name: counts[name] for name in ("secrets", "near") if name in counts},
         "splits": counts["splits"],
         "skipped": counts["skipped"],
         "tokenizer": {**result.manifest.tokenizer, **result.tokenizer_engine},
@@ -268,6 +270,7 @@ def print_prepared(facts: dict[str, Any]) -> None:
             "tokenizer": one_line(f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids"),
             "engine": one_line(f"{tokenizer['engine']}: {tokenizer['reason']}"),
             "digest": facts["digest"],
+            **hygiene_lines(facts),
         }
     )
     print_splits(facts)

@@ -10,7 +10,7 @@ from typing import Any
 
 from penstock.cli.output import human_bytes, one_line, print_facts, print_table
 
-__all__ = ["print_sample", "print_skipped", "print_splits", "print_summary"]
+__all__ = ["hygiene_lines", "print_sample", "print_skipped", "print_splits", "print_summary"]
 
 MOST_ROWS = 10
 MOST_CONTROLS = 8
@@ -55,7 +55,23 @@ def _print_facts(facts: dict[str, Any]) -> None:
         "added tokens kept": one_line(", ".join(tokenizer["kept_tokens"]) or "none"),
         "sources": one_line(", ".join(f"{source['name']} from {source['location']}" for source in facts["sources"])),
     }
-    print_facts(lines)
+    print_facts({**lines, **hygiene_lines(facts)})
+
+
+def hygiene_lines(facts: dict[str, Any]) -> dict[str, str]:
+    """What was taken out of the documents and which near copies went, where there is something to tell."""
+    lines = {}
+    secrets = facts.get("secrets")
+    if isinstance(secrets, dict) and secrets.get("documents"):
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in secrets["redacted"].items())
+        lines["secrets"] = one_line(f"redacted in {secrets['documents']:,} documents: {kinds}")
+    near = facts.get("near")
+    if isinstance(near, dict):
+        lines["near copies"] = one_line(
+            f"{near['excluded']:,} excluded in {near['clusters']:,} clusters, the largest of {near['largest']:,}; "
+            f"similarity from {near['threshold']:g} on"
+        )
+    return lines
 
 
 def print_splits(facts: dict[str, Any]) -> None:

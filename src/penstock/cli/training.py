@@ -213,7 +213,7 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) ->
     with log.phase("prepare") as detail:
         sources = sources_from_inputs(words)
         loaded = load_tokenizer(tokenizer) if tokenizer else None
-        options = PrepareOptions(workers=default_workers(probe()), processes=True)
+        options = PrepareOptions(workers=default_workers(probe()), processes=True, dedup="near")
         with closing_all(sources), progress_bar("preparing") as bar:
             result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)
         facts = prepare_facts(result)
