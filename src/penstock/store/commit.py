@@ -32,9 +32,10 @@ def write_tokenizer(store: Path, source_json: bytes) -> FileEntry:
     the other.
     """
     folder = f"{TOKENIZERS}/{strong_hash(source_json).hex()[:32]}"
-    fs.make_folder(store / folder)
     name = f"{folder}/tokenizer.json"
-    fs.write_atomic(store / name, source_json)
+    if not (store / name).is_file() or (store / name).read_bytes() != source_json:
+        fs.make_folder(store / folder)
+        fs.write_atomic(store / name, source_json)
     return file_entry(name, source_json)
 
 
