@@ -192,4 +192,5 @@ class TestSpace:
         assert (estimated.documents, estimated.fits) == (11, True)
         tokens = sum(entry.tokens for entry in result.manifest.segments)
         assert estimated.tokens == tokens
-        assert estimated.store_bytes == 2 * tokens + 11 * INDEX_BYTES_PER_DOCUMENT
+        copied = len(BYTES.spec.source_json)
+        assert estimated.store_bytes == 2 * tokens + 11 * INDEX_BYTES_PER_DOCUMENT + copied

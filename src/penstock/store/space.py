@@ -71,7 +71,8 @@ def estimate(
         input_bytes=total,
         documents=round(documents / share),
         tokens=round(tokens / share),
-        store_bytes=round((tokens * tokenizer.dtype.itemsize + documents * INDEX_BYTES_PER_DOCUMENT) / share),
+        store_bytes=round((tokens * tokenizer.dtype.itemsize + documents * INDEX_BYTES_PER_DOCUMENT) / share)
+        + len(tokenizer.spec.source_json),
         free_bytes=free_bytes(out),
     )
 
