@@ -13,6 +13,7 @@ from penstock.errors import ConfigError, DiskError
 from penstock.sources import Document
 from penstock.store import estimate_store, open_store, verify
 from penstock.store.decisions import TimeSplit, times_of
+from penstock.store.promises import broken_promises, read_document_columns
 from penstock.store.space import INDEX_BYTES_PER_DOCUMENT, SpaceGuard
 
 from .samples import BYTES, OPTIONS, MemorySource, build, document, files
@@ -161,7 +162,19 @@ class TestNear:
         assert one.digest != other.digest
         assert other.counts["near"]["excluded"] < one.counts["near"]["excluded"]
 
-    @pytest.mark.parametrize("threshold", [0.0, 1.5, -1.0])
+    def test_near_copies_across_splits_are_a_leak(self, scratch, planted):
+        """At 0.99 the near copies stay, some in other splits: a store that promised 0.7 would be lying."""
+        build(scratch / "store", files(planted), dedup="near", near_threshold=0.99)
+        assert verify(scratch / "store") == []
+        with open_store(scratch / "store") as store:
+            columns = read_document_columns(store)
+            assert not [kind for kind, _ in broken_promises(store, columns, BYTES) if kind == "leak"]
+            store.manifest.options["near"]["threshold"] = 0.7
+            leaks = [detail for kind, detail in broken_promises(store, columns, BYTES) if kind == "leak"]
+        assert leaks
+        assert "are near copies (0." in leaks[0]
+
+    @pytest.mark.parametrize("threshold", [0.0, 0.5, 1.5, -1.0])
     def test_thresholds_that_are_none(self, scratch, corpus, threshold):
         with pytest.raises(ConfigError, match="--near-threshold"):
             build(scratch / "store", files(corpus), dedup="near", near_threshold=threshold)

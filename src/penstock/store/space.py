@@ -21,7 +21,7 @@ from penstock.tokenize import Tokenizer
 
 __all__ = ["Estimate", "SpaceGuard", "estimate", "free_bytes"]
 
-SAMPLE_BYTES = 8 * 2**20
+SAMPLE_BYTES = 48 * 2**20
 # Of the index, per document: 24 bytes of arrays, and of Parquet what names, hashes and facts take after compression.
 INDEX_BYTES_PER_DOCUMENT = 150
 
