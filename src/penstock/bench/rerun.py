@@ -64,7 +64,7 @@ def run(options: Options, tell: Tell) -> BenchResult:
         common = {"tokenizer": str(path), "workers": workers, "out": str(folder / "out")}
         series = Subject(
             name=SERIES,
-            role=Role.CEILING,
+            role=Role.OURS,
             task="rerunning:prepare_change_prepare",
             settings={**common, "folder": str(folder / "files"), "share": options.share},
         )

@@ -228,7 +228,7 @@ def _print_estimate(estimate: Any, *, json_output: bool) -> None:
     )
     note("nothing was written; the same command without --dry-run does it")
     if not estimate.fits:
-        note("the store doesn't fit: make room, or choose --out on another disk")
+        note("the store doesn't fit: free some space, or choose --out on another disk")
 
 
 def prepare_facts(result: Any) -> dict[str, Any]:

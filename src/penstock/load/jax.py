@@ -8,7 +8,6 @@ The stream is that of `Loader`, and so is the state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +18,7 @@ from penstock.errors import ConfigError, MissingExtraError
 from penstock.load.fields import IGNORED_LABEL, document_begins
 from penstock.load.gather import Batch
 from penstock.load.loader import Loader
+from penstock.load.wrapping import WrappedLoader
 from penstock.pack import Plan
 
 try:
@@ -52,7 +52,7 @@ class JaxBatch:
     position: int
 
 
-class JaxLoader:
+class JaxLoader(WrappedLoader):
     """`Loader` with JAX arrays: an endless iterator of `JaxBatch`.
 
     Args:
@@ -91,22 +91,6 @@ class JaxLoader:
         self._loader = Loader(plan, batch_rows=batch_rows, **{**place, **loader_options})
         self._widen = jax.jit(_widened, out_shardings=self.sharding)
 
-    @property
-    def position(self) -> int:
-        """Global rows consumed."""
-        return self._loader.position
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        self._loader.load_state_dict(state)
-
-    def __iter__(self) -> Iterator[JaxBatch]:
-        return self
-
     def __next__(self) -> JaxBatch:
         batch = next(self._loader)
         fields = self._widen(*(self._placed(array) for array in _wire(batch)))
@@ -116,16 +100,6 @@ class JaxLoader:
         shape = (self._batch_rows, *array.shape[1:])
         placed: jax.Array = jax.make_array_from_process_local_data(self.sharding, array, shape)
         return placed
-
-    def close(self) -> None:
-        """Ends the thread that fills ahead."""
-        self._loader.close()
-
-    def __enter__(self) -> JaxLoader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def _wire(batch: Batch) -> tuple[npt.NDArray[Any], ...]:

@@ -23,6 +23,7 @@ from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
 from penstock.load.mixed import MixedLoader
 from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
+from penstock.load.wrapping import WrappedLoader
 from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
 
@@ -125,7 +126,7 @@ class TorchBatch:
         )
 
 
-class TorchLoader:
+class TorchLoader(WrappedLoader):
     """`Loader` with tensors: an endless iterator of `TorchBatch`.
 
     Args:
@@ -156,22 +157,6 @@ class TorchLoader:
         array: npt.NDArray[Any] = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
         return array
 
-    @property
-    def position(self) -> int:
-        """Global rows consumed."""
-        return self._loader.position
-
-    def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`."""
-        return self._loader.state_dict()
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See `Loader.load_state_dict`."""
-        self._loader.load_state_dict(state)
-
-    def __iter__(self) -> Iterator[TorchBatch]:
-        return self
-
     def __next__(self) -> TorchBatch:
         if self._copies is None:
             return on_device(next(self._loader), self._device)
@@ -187,16 +172,6 @@ class TorchLoader:
         for tensor in (batch.tokens, batch.loss_mask, batch.cu_seqlens):
             tensor.record_stream(current)  # its memory was taken in the other stream and is used in this one
         return batch
-
-    def close(self) -> None:
-        """Ends the thread that fills ahead."""
-        self._loader.close()
-
-    def __enter__(self) -> TorchLoader:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
 
 def sequential_batches(

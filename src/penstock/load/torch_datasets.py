@@ -12,6 +12,7 @@ the data. Where nothing else asks for a DataLoader, `TorchLoader` is faster: it 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ __all__ = ["RowDataset", "RowSampler", "RowStream"]
 Item = dict[str, torch.Tensor]
 
 
-class _Travelling:
+class _Travelling(ABC):
     """Goes to another process without its plan, and opens it there."""
 
     plan: Plan
@@ -52,8 +53,9 @@ class _Travelling:
         self.plan = state["plan"].open()
         self._filler = self._new_filler()
 
+    @abstractmethod
     def _new_filler(self) -> Filler:
-        raise NotImplementedError
+        """What fills rows of the plan, in the process that has just opened it."""
 
 
 class RowDataset(_Travelling, torch_data.Dataset[Item]):

@@ -37,7 +37,7 @@ from penstock.store.near import SIGNATURE_BINS, cluster_figures, near_exclusions
 from penstock.store.splits import split_numbers
 from penstock.store.writer import UnitRecord, arrow_array
 
-__all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons"]
+__all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons", "joined_values", "perhaps_repeated"]
 
 KEPT, DUPLICATE, COPY_ACROSS_SPLITS, NEAR_DUPLICATE = (
     REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits", "near-duplicate")
@@ -195,8 +195,8 @@ def digest_columns(provenance: pa.Table, arrays: Mapping[str, npt.NDArray[Any]])
     return {
         "key_lengths": lengths.astype("<u8").tobytes(),
         "keys": keys,
-        "content": _fixed_binary(provenance["content_hash"]),
-        "tokens": _fixed_binary(provenance["token_hash"]),
+        "content": joined_values(provenance["content_hash"]),
+        "tokens": joined_values(provenance["token_hash"]),
         **{name: arrays[name].tobytes() for name in ("loss_documents", "loss_starts", "loss_runs", "split", "reason")},
     }
 
@@ -215,7 +215,7 @@ def exclusion_reasons(
         drop_duplicates: whether copies within a split go as well.
     """
     reason = np.full(len(split), KEPT, np.uint8)
-    repeated = _perhaps_repeated(content_hashes[:, 0])
+    repeated = perhaps_repeated(content_hashes[:, 0])
     if not len(repeated):
         return reason
     # Of documents with equal hashes, the most protected comes first, then canonical order.
@@ -231,7 +231,7 @@ def exclusion_reasons(
     return reason
 
 
-def _perhaps_repeated(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+def perhaps_repeated(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
     """Where a value stands that stands elsewhere too. Most contents stand alone, and one word of the hash shows it."""
     ordered = np.sort(words)
     repeated = ordered[1:][ordered[1:] == ordered[:-1]]
@@ -276,18 +276,19 @@ def _binary(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], bytes]:
     return np.concatenate(lengths), b"".join(pieces)
 
 
-def _fixed_binary(column: pa.ChunkedArray) -> bytes:
+def joined_values(column: pa.ChunkedArray) -> bytes:
     """The joined bytes of a column of values of one width, by its buffers."""
     width = column.type.byte_width
     return b"".join(
         memoryview(chunk.buffers()[1])[chunk.offset * width : (chunk.offset + len(chunk)) * width]
         for chunk in column.chunks
+        if len(chunk)
     )
 
 
 def _hashes(documents: pa.Table) -> npt.NDArray[np.uint64]:
     """Content hashes as [documents, 4] integers."""
-    return np.frombuffer(_fixed_binary(documents["content_hash"]), "<u8").reshape(-1, STRONG_HASH_BYTES // 8)
+    return np.frombuffer(joined_values(documents["content_hash"]), "<u8").reshape(-1, STRONG_HASH_BYTES // 8)
 
 
 def _loss_arrays(column: pa.ChunkedArray) -> dict[str, npt.NDArray[Any]]:

@@ -135,7 +135,6 @@ class PrepareResult:
     units_taken_over: int
     documents_reused: int
     documents_repaired: int
-    expected_bytes: int | None
     committed: bool
     workers: str
     tokenizer_engine: dict[str, Any] = field(default_factory=dict)
@@ -224,7 +223,6 @@ class _Job:
         self._units_taken_over = 0
         self._documents_reused = 0
         self._documents_repaired = 0
-        self._expected_bytes: int | None = None
         self._cleaning = {name: _cleaning_of(source, options) for name, source in self._sources.items()}
         self._blocklist = Blocklist([*recorded_rules(self._previous), *options.block])
         self._decisions = _decisions(options, previous=self._previous, blocklist=self._blocklist)
@@ -268,7 +266,6 @@ class _Job:
             units_taken_over=self._units_taken_over,
             documents_reused=self._documents_reused,
             documents_repaired=self._documents_repaired,
-            expected_bytes=self._expected_bytes,
             committed=committed,
             workers=_counted(self._options.workers, "process", "processes")
             if self._in_processes
@@ -395,7 +392,6 @@ class _Job:
             number += 1
         for rest in range(number, len(walked)):
             yield progress(walked[rest], finished[rest])
-        self._expected_bytes = guard.expected_bytes
 
     def _walk(self) -> Iterator[Unit]:
         """The units that must be looked at: those of inputs that the memory doesn't recognise."""

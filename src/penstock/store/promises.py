@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from penstock.hashing import STRONG_HASH_BYTES, TOKEN_HASH_BYTES
-from penstock.store.index import KEPT, digest_columns
+from penstock.store.index import KEPT, digest_columns, joined_values, perhaps_repeated
 from penstock.store.layout import DOCUMENTS_COLUMNS, store_digest
 from penstock.store.near import leaking_pairs
 from penstock.store.reader import Store
@@ -59,20 +59,9 @@ def read_document_columns(store: Store) -> DocumentColumns:
     table = pa.Table.from_batches(batches, schema=pa.schema(list(kinds.items())))
     return DocumentColumns(
         table=table,
-        content_hashes=_joined(table["content_hash"]).view("<u8").reshape(-1, STRONG_HASH_BYTES // 8),
-        token_hashes=_joined(table["token_hash"]).reshape(-1, TOKEN_HASH_BYTES),
+        content_hashes=np.frombuffer(joined_values(table["content_hash"]), "<u8").reshape(-1, STRONG_HASH_BYTES // 8),
+        token_hashes=np.frombuffer(joined_values(table["token_hash"]), np.uint8).reshape(-1, TOKEN_HASH_BYTES),
     )
-
-
-def _joined(column: pa.ChunkedArray) -> npt.NDArray[np.uint8]:
-    """The bytes of a column of values of one width, by its buffers."""
-    width = column.type.byte_width
-    pieces = [
-        np.frombuffer(chunk.buffers()[1], np.uint8)[chunk.offset * width : (chunk.offset + len(chunk)) * width]
-        for chunk in column.chunks
-        if len(chunk)
-    ]
-    return np.concatenate([np.empty(0, np.uint8), *pieces])
 
 
 def broken_promises(store: Store, columns: DocumentColumns, tokenizer: Tokenizer) -> Iterator[Broken]:
@@ -149,14 +138,9 @@ def _alike_across_splits(store: Store, threshold: float) -> Iterator[str]:
 
 def _equal_across_splits(store: Store, columns: DocumentColumns) -> Iterator[str]:
     kept = np.flatnonzero(store.arrays["reason"] == KEPT)
-    # Most contents stand alone, and the first 8 bytes of the hash are enough to see it.
-    first_words = columns.content_hashes[kept, 0]
-    ordered = np.sort(first_words)
-    repeated = ordered[1:][ordered[1:] == ordered[:-1]]
-    if not len(repeated):
+    kept = kept[perhaps_repeated(columns.content_hashes[kept, 0])]
+    if not len(kept):
         return
-    places = np.searchsorted(repeated, first_words)
-    kept = kept[repeated[np.minimum(places, len(repeated) - 1)] == first_words]
     hashes = columns.content_hashes[kept]
     order = np.lexsort((kept, *hashes.T))
     kept, hashes = kept[order], hashes[order]
