@@ -12,11 +12,15 @@ Cost: `flops_per_token`; memory is dominated by the logits, B x T x V x 4 bytes,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from penstock.train.language_model import LanguageModel
 from penstock.train.shape import ModelShape
 
 __all__ = ["Decoder", "build_model", "document_mask", "flops_per_token", "num_parameters"]
@@ -125,7 +129,7 @@ class Body(nn.Module):
         return output
 
 
-class Decoder(nn.Module):
+class Decoder(LanguageModel):
     """The whole model; build it with `build_model`, which also draws its first weights."""
 
     def __init__(self, shape: ModelShape) -> None:
@@ -140,6 +144,43 @@ class Decoder(nn.Module):
         """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, padded vocabulary]."""
         logits: Tensor = self.lm_head(self.model(inputs, document_ids))
         return logits
+
+    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+        """The same up to the head -> [B, T, D]."""
+        output: Tensor = self.model(inputs, document_ids)
+        return output
+
+    @property
+    def head_weight(self) -> Tensor:
+        """[padded vocabulary, D]."""
+        return self.lm_head.weight
+
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers, first to last."""
+        return list(self.model.layers)
+
+    def flops_per_token(self, seq_len: int) -> int:
+        """See the function of that name."""
+        return flops_per_token(self.shape, seq_len)
+
+    @property
+    def max_positions(self) -> int:
+        """The longest row the model was made for."""
+        return self.shape.max_positions
+
+    @property
+    def vocab_size(self) -> int:
+        """Ids of the tokenizer."""
+        return self.shape.vocab_size
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """Logits per position."""
+        return self.shape.padded_vocab_size
+
+    def description(self) -> dict[str, Any]:
+        """The shape."""
+        return asdict(self.shape)
 
 
 def build_model(shape: ModelShape, *, seed: int) -> Decoder:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor
 
 from penstock.train.evaluate import evaluation_mode
+from penstock.train.language_model import LanguageModel
 from penstock.train.loss import Autocast
-from penstock.train.model import Decoder
 
 __all__ = ["sampled_ids"]
 
 
 @torch.no_grad()
 def sampled_ids(
-    model: Decoder,
+    model: LanguageModel,
     prompt_ids: Sequence[int],
     *,
     num_tokens: int,
@@ -37,9 +37,9 @@ def sampled_ids(
     ids = list(prompt_ids)
     with evaluation_mode(model):
         for _ in range(num_tokens):
-            context = torch.tensor([ids[-model.shape.max_positions :]], device=device)
+            context = torch.tensor([ids[-model.max_positions :]], device=device)
             with autocast():
-                logits = model(context)[0, -1, : model.shape.vocab_size]
+                logits = model(context)[0, -1, : model.vocab_size]
             next_id = _drawn_id(logits.float().cpu(), temperature, generator)
             if next_id == end_id:
                 break
