@@ -15,10 +15,10 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import digest_of
@@ -42,8 +42,17 @@ FREE_KEYS = frozenset(
         "prefetch_batches",
         "sample_tokens",
         "stop_after_steps",
+        # A resumed run takes over what was chosen; how it would be chosen anew is of no matter.
+        "tune",
+        "tune_cache",
+        "tune_seconds",
     }
 )
+
+
+def _off_as_written(value: Any) -> Any:
+    """YAML reads a bare `off` as false."""
+    return "off" if value is False else value
 
 
 class _Settings(BaseModel):
@@ -119,6 +128,15 @@ class TrainConfig(_Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool = False
+    tf32: bool = Field(default=True, description="float32 products of a GPU in TF32; never with deterministic")
+    loss_kernel: Literal["auto", "plain", "chunked", "liger", "cce"] = "auto"
+    optimizer: Literal["auto", "adamw", "adamw-8bit", "adamw-bf16"] = "auto"
+    activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
+    compile: Annotated[Literal["auto", "off", "blocks", "whole"], BeforeValidator(_off_as_written)] = "auto"
+    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "flex", "varlen"] = "auto"
+    tune: Annotated[Literal["auto", "rules", "off", "measure"], BeforeValidator(_off_as_written)] = "auto"
+    tune_cache: bool = Field(default=True, description="keep measurements in the user's cache folder")
+    tune_seconds: float = Field(default=90.0, gt=0, description="the most that measuring may take")
     eval_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
     eval_rows: int | None = Field(default=64, ge=1, description="held-out rows per evaluation; None: all")
     checkpoint_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
