@@ -1,0 +1,186 @@
+"""The parts of a run: its data, its model and what they are trained with.
+
+In: a config, an open store, a log. Out: `Data`, the rows to train on and those held out; and `Run`, everything that the
+loop, the evaluations and the saves share, with the model on its device. `assemble` builds in a fixed order, since model
+and batches draw from seeded randomness: another order would be another run. A checkpoint's choices are taken over.
+
+Memory: the model, its optimizer's state and the loader's batches ahead; the store stays on the disk.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from penstock.load.torch import IGNORED_LABEL, TorchLoader
+from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
+from penstock.runlog import Record, RunLog
+from penstock.store import Store
+from penstock.tokenize import Tokenizer
+from penstock.train.checkpoint import Checkpoint
+from penstock.train.choices import Choices, autocast_of, chosen, numeric_settings, reused_choices
+from penstock.train.config import TrainConfig
+from penstock.train.evaluate import held_out_batches
+from penstock.train.interruption import Interruption
+from penstock.train.loss import Autocast
+from penstock.train.model import Decoder, build_model
+from penstock.train.optimizer import build_optimizer
+from penstock.train.randomness import seed_everything
+from penstock.train.start import training_mixture, training_plan, validation_plan
+
+__all__ = ["Data", "Run", "Tell", "assemble", "new_model", "training_data"]
+
+PROMPT_TOKENS = 16
+
+Tell = Callable[..., Record]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What is read: the rows of training, those held out, and one plan to take a prompt from."""
+
+    tokenizer: Tokenizer
+    rows: Plan | Mixture
+    first_plan: Plan
+    held_out: Plan | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The parts of a run under way, for the functions that the loop calls."""
+
+    config: TrainConfig
+    store: Store
+    folder: Path
+    log: RunLog
+    tell: Tell
+    data: Data
+    model: Decoder
+    optimizer: torch.optim.Optimizer
+    loader: TorchLoader
+    prompt_ids: list[int]
+    token_byte_lengths: Tensor
+    choices: Choices
+    autocast: Autocast
+    interruption: Interruption
+
+
+def training_data(config: TrainConfig, store: Store, mixed_with: Mapping[str, Store] | None, log: RunLog) -> Data:
+    """The rows of a run on one store, or on a mixture of which `store` is the first."""
+    mixture = training_mixture(config, mixed_with or {store.path.name: store})
+    rows = mixture or training_plan(config, store)
+    return Data(
+        tokenizer=store.tokenizer(),
+        rows=rows,
+        first_plan=rows.plans[0] if isinstance(rows, Mixture) else rows,
+        held_out=validation_plan(config, store, log),
+    )
+
+
+def new_model(config: TrainConfig, data: Data) -> Decoder:
+    """The model as it is before its first step, on the CPU."""
+    shape = config.model.shape(vocab_size=data.tokenizer.vocab_size, seq_len=config.seq_len)
+    return build_model(shape, seed=config.seed)
+
+
+def assemble(
+    config: TrainConfig,
+    store: Store,
+    data: Data,
+    model: Decoder,
+    *,
+    folder: Path,
+    log: RunLog,
+    tell: Tell,
+    interruption: Interruption,
+    checkpoint: Checkpoint | None,
+    stack: ExitStack,
+) -> Run:
+    """Decides what to compute with, and builds the rest of the run around a new model.
+
+    `stack` takes what must be undone at the run's end: torch's switches and the loader's threads. The weights of a
+    checkpoint are put back by `saving.restore`; here its choices alone are read.
+    """
+    choices = (
+        chosen(config, model.shape, log) if checkpoint is None else reused_choices(checkpoint.state["choices"], log)
+    )
+    _record_settings(config, choices, log)
+    stack.enter_context(numeric_settings(choices, deterministic=config.deterministic))
+
+    seed_everything(config.seed)
+    device = torch.device(choices.device)
+    model.to(device).train()
+    optimizer = build_optimizer(
+        model,
+        weight_decay=config.weight_decay,
+        betas=config.betas,
+        eps=config.eps,
+        fused=choices.fused_optimizer,
+    )
+    loader = stack.enter_context(
+        TorchLoader(
+            data.rows,
+            batch_rows=config.batch_rows,
+            seed=config.seed,
+            device=choices.device,
+            prefetch_batches=config.prefetch_batches,
+        )
+    )
+    return Run(
+        config=config,
+        store=store,
+        folder=folder,
+        log=log,
+        tell=tell,
+        data=data,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        prompt_ids=_prompt_ids(data.held_out or data.first_plan),
+        token_byte_lengths=torch.from_numpy(data.tokenizer.token_byte_lengths()).to(device),
+        choices=choices,
+        autocast=autocast_of(choices),
+        interruption=interruption,
+    )
+
+
+def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None:
+    """The choices that follow from the config alone."""
+    accumulation = math.ceil(config.batch_rows / choices.micro_batch_rows)
+    inside = config.document_boundaries
+    given = [
+        ("gradient_accumulation_steps", accumulation, f"{config.batch_rows} rows a step, whatever fits at once"),
+        ("attention", "sdpa with a document mask" if inside else "sdpa, causal", "torch picks the kernel"),
+        ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
+        ("packing", config.pack, f"{config.overlap} tokens of overlap" if config.overlap else "rows of seq_len tokens"),
+        ("optimizer", "AdamW", "weight decay on matrices only"),
+        (
+            "warmup_steps",
+            config.num_warmup_steps,
+            "as set" if config.warmup_steps is not None else "ceil(ratio * steps)",
+        ),
+        (
+            "learning_rate",
+            config.peak_learning_rate,
+            "as set" if config.learning_rate is not None else f"the peak that suits preset {config.model.preset}",
+        ),
+    ]
+    for name, value, reason in given:
+        log.append("choice", name=name, value=value, reason=reason)
+
+
+def _prompt_ids(plan: Plan) -> list[int]:
+    """The first few tokens of the longest piece of a document in one row; none if the row holds no text."""
+    batch = next(held_out_batches(plan, batch_rows=1, device="cpu", limit_rows=1))
+    is_text = batch.labels[0] != IGNORED_LABEL  # neither padding nor, with borders on, an end token
+    documents = batch.document_ids[0][is_text]
+    longest = documents.mode().values if len(documents) else 0
+    ids: list[int] = batch.inputs[0][is_text & (batch.document_ids[0] == longest)][:PROMPT_TOKENS].tolist()
+    return ids
