@@ -116,6 +116,9 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
         "prefetch_batches=9",
         "sample_tokens=9",
         "stop_after_steps=9",
+        "tune=off",
+        "tune_cache=false",
+        "tune_seconds=9",
     }
     assert {override.partition("=")[0] for override in changed} == FREE_KEYS
     for override in changed:
