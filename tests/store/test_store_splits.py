@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import ConfigError
-from penstock.store import open_store, verify
+from penstock.sources import sources_from_inputs
+from penstock.store import PrepareOptions, open_store, prepare, verify
 from penstock.store.index import exclusion_reasons
 from penstock.store.layout import REASONS
 from penstock.store.splits import DEFAULT_SPLIT, MAX_SPLITS, group_hash, parse_split, split_numbers
@@ -184,3 +185,33 @@ def test_the_seed_deals_anew(scratch, corpus):
     second = build(scratch / "second", files(corpus), seed=7) and splits_by_key(scratch / "second")
     assert first.keys() == second.keys()
     assert first != second
+
+
+# Splits that the data came with
+
+
+def test_sources_named_after_splits_are_them(tmp_path):
+    for name, texts in {"train": ["a b c", "d e f", "in two"], "val": ["g h", "in two"], "test": ["k l"]}.items():
+        lines = "".join(f'{{"text": "{text}"}}\n' for text in texts)
+        (tmp_path / f"{name}.jsonl").write_text(lines)
+    words = [f"{name}={tmp_path / name}.jsonl" for name in ("train", "val", "test")]
+    prepare(sources_from_inputs(words), tmp_path / "store", options=PrepareOptions(split_by="source", vocab_size=300))
+    with open_store(tmp_path / "store") as store:
+        assert {name: one["documents"] for name, one in store.manifest.counts["splits"].items()} == {
+            "train": 2,
+            "val": 2,
+            "test": 1,
+        }
+        assert store.manifest.counts["skipped"] == {"copy-across-splits": 1}
+    assert verify(tmp_path / "store") == []
+
+
+def test_a_source_named_after_no_split_is_refused_before_anything_is_written(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+    with pytest.raises(ConfigError, match=r"a\.jsonl.*train, val, test"):
+        prepare(
+            sources_from_inputs([str(tmp_path / "a.jsonl")]),
+            tmp_path / "store",
+            options=PrepareOptions(split_by="source"),
+        )
+    assert not (tmp_path / "store").exists()

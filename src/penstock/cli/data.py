@@ -82,7 +82,8 @@ def prepare(
         bool, typer.Option("--network", help="Allow downloads. Without it, no socket is opened.")
     ] = False,
     split_by: Annotated[
-        str, typer.Option(help="group: by the hash of each document's group; time: the oldest first.")
+        str,
+        typer.Option(help="group: by the hash of each document's group; time: the oldest first; source: by input."),
     ] = "group",
     split_at: Annotated[
         str | None, typer.Option(help="With --split-by time, when splits begin: val=2025-01-01,test=2025-07-01.")
@@ -134,6 +135,7 @@ def prepare(
       penstock prepare chat.jsonl --out chat --tokenizer ./qwen --template tokenizer
       penstock prepare ~/src --out code --dedup near --secrets drop
       penstock prepare git:~/src/project --out history --split-by time
+      penstock prepare train=a.jsonl val=b.jsonl --out mine --split-by source
       penstock prepare ~/src --out code --tokenizer gpt2 --dry-run
 
     Kill it at any time: the same command goes on where it was. Run it again after changes: only what changed is

@@ -80,6 +80,7 @@ class Decisions:
         near_threshold: similarity from which two documents are near copies; None unless `dedup` is `near`.
         blocklist: what must stay out.
         time: set where splits are cut by time instead of by group.
+        by_source: whether a document's split is the one that its source is named after.
     """
 
     shares: Mapping[str, float]
@@ -88,6 +89,7 @@ class Decisions:
     near_threshold: float | None = None
     blocklist: Blocklist = field(default_factory=lambda: Blocklist([]))
     time: TimeSplit | None = None
+    by_source: bool = False
 
     def options(self) -> dict[str, Any]:
         """What goes into the digest."""
@@ -100,6 +102,8 @@ class Decisions:
             chosen["near"] = {"threshold": self.near_threshold, "rules": NEAR_RULES_VERSION}
         if self.time is not None:
             chosen["split_by_time"] = self.time.options()
+        if self.by_source:
+            chosen["split_by_source"] = True
         if self.blocklist.rules:
             chosen["blocklist"] = self.blocklist.rules
         return chosen
@@ -130,8 +134,8 @@ class Decisions:
                 f"--near-threshold is {near_threshold:g}, expected is a share above {LEAST_NEAR_THRESHOLD} and up to 1",
                 hint="0.7 is usual",
             )
-        if split_by not in ("group", "time"):
-            raise ConfigError(f"--split-by {split_by!r} isn't known", hint="choose group or time")
+        if split_by not in ("group", "time", "source"):
+            raise ConfigError(f"--split-by {split_by!r} isn't known", hint="choose group, time or source")
         if split_at is not None and split_by != "time":
             raise ConfigError("--split-at needs --split-by time", hint="add --split-by time")
         shares = parse_split(split)
@@ -142,6 +146,7 @@ class Decisions:
             near_threshold=near_threshold if dedup == "near" else None,
             blocklist=blocklist,
             time=_time_split(shares, split_at, time_field, previous) if split_by == "time" else None,
+            by_source=split_by == "source",
         )
 
     @classmethod
@@ -156,6 +161,7 @@ class Decisions:
             near_threshold=float(near["threshold"]) if near else None,
             blocklist=blocklist,
             time=TimeSplit(fact=by_time["fact"], cuts=cuts) if by_time else None,
+            by_source=bool(options.get("split_by_source", False)),
         )
 
 

@@ -34,7 +34,7 @@ from penstock.store.layout import (
     store_digest,
 )
 from penstock.store.near import SIGNATURE_BINS, cluster_figures, near_exclusions, signatures
-from penstock.store.splits import split_numbers
+from penstock.store.splits import split_numbers, splits_of_sources
 from penstock.store.writer import UnitRecord, arrow_array
 
 __all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons", "joined_values", "perhaps_repeated"]
@@ -130,6 +130,8 @@ def build_index(
 
 def _splits(documents: pa.Table, decisions: Decisions) -> tuple[Decisions, npt.NDArray[np.uint8]]:
     """Each document's split; cuts in time that weren't recorded before are drawn now, once and for all."""
+    if decisions.by_source:
+        return decisions, splits_of_sources(documents["source"].to_pylist(), decisions.shares)
     if decisions.time is None:
         return decisions, split_numbers(_numbers(documents["group_hash"]), decisions.shares)
     times = times_of(documents["facts"].to_pylist(), decisions.time.fact)

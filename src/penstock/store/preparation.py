@@ -60,7 +60,7 @@ from penstock.store.memory import RACY_NANOSECONDS, SourceMemory
 from penstock.store.near import NEAR_THRESHOLD, signatures
 from penstock.store.reader import Store, list_versions, open_store
 from penstock.store.space import Estimate, SpaceGuard, estimate
-from penstock.store.splits import DEFAULT_SPLIT, group_hash
+from penstock.store.splits import DEFAULT_SPLIT, group_hash, splits_of_sources
 from penstock.store.writer import (
     DOCUMENT_SCHEMA,
     EncodedUnit,
@@ -89,7 +89,7 @@ class PrepareOptions:
 
     Attributes:
         split: names and shares, the most protected last.
-        split_by: `group`, by the hash of each document's group; or `time`, oldest first.
+        split_by: `group`, by the hash of each document's group; `time`, oldest first; or `source`, by its name.
         split_at: for `time`, the moment each split but the first begins (`val=2025-01-01,test=2025-07-01`); None: those
             that the store recorded, or else such as give each split its share.
         time_field: the fact of documents that is their time.
@@ -166,7 +166,11 @@ def prepare(
     """
     started = time.perf_counter()
     options = options or PrepareOptions()
-    _decisions(options, previous=None, blocklist=Blocklist(options.block))  # wrong words are refused before all else
+    decisions = _decisions(options, previous=None, blocklist=Blocklist(options.block))
+    if decisions.by_source:
+        splits_of_sources(
+            [source.name for source in sources], decisions.shares
+        )  # wrong words are refused before all else
     _refuse_foreign_folder(out)
     with fs.fail_as_disk_error(f"writing the store {out}"):
         is_new = not out.exists()

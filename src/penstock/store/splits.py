@@ -1,13 +1,14 @@
 """Which split a document is in: a hash of its group key against cumulative shares, and nothing else.
 
 Adding or removing data moves nothing. Shares are exact in expectation; the achieved ones are printed. The last split
-named is the most protected (train < val < test): where copies span splits, the copy there stays.
+named is the most protected (train < val < test): where copies span splits, the copy there stays. Where whoever made the
+data split it already (`train.jsonl`, `val.jsonl`), a source named after a split is that split.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +16,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError
 from penstock.hashing import strong_hash
 
-__all__ = ["DEFAULT_SPLIT", "group_hash", "parse_split", "split_numbers"]
+__all__ = ["DEFAULT_SPLIT", "group_hash", "parse_split", "split_numbers", "splits_of_sources"]
 
 DEFAULT_SPLIT = "train=85,val=10,test=5"
 MAX_SPLITS = 255
@@ -56,3 +57,15 @@ def split_numbers(group_hashes: npt.NDArray[np.uint64], shares: Mapping[str, flo
     limits = np.array([min(int(border * 2**64), 2**64 - 1) for border in borders], np.uint64)
     chosen: npt.NDArray[np.uint8] = positions[np.searchsorted(limits, group_hashes, side="right")]
     return chosen
+
+
+def splits_of_sources(sources: Sequence[str], shares: Mapping[str, float]) -> npt.NDArray[np.uint8]:
+    """The split's position in `shares` for each document's source, which must be named after one."""
+    numbers = {name: number for number, name in enumerate(shares)}
+    for source in sorted(set(sources)):
+        if source not in numbers:
+            raise ConfigError(
+                f"--split-by source: source {source!r} is named after none of the splits {', '.join(shares)}",
+                hint=f"name inputs after splits: {next(iter(shares))}=PATH",
+            )
+    return np.array([numbers[source] for source in sources], np.uint8)
