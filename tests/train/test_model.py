@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from penstock.train import Decoder, ModelConfig, ModelShape, build_model, flops_per_token, num_parameters
-from penstock.train.model import document_mask
 from penstock.train.shape import PRESETS
 
 
@@ -45,14 +44,6 @@ def test_one_document_masked_is_plain_causal() -> None:
     model = build_model(small_shape(), seed=1)
     ids = random_ids(3, 2, 24)
     torch.testing.assert_close(model(ids, torch.zeros(2, 24, dtype=torch.int32)), model(ids))
-
-
-def test_the_mask_equals_its_definition() -> None:
-    documents = torch.tensor([[5, 5, 2, 2, 2], [1, 1, 1, 1, 7]])
-    expected = [
-        [[j <= i and bool(row[i] == row[j]) for j in range(len(row))] for i in range(len(row))] for row in documents
-    ]
-    assert document_mask(documents).squeeze(1).tolist() == expected
 
 
 def test_weights_follow_from_the_seed_alone() -> None:

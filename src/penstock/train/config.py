@@ -18,27 +18,39 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import digest_of
-from penstock.train.shape import PRESETS, ModelShape, padded_vocab_size
+from penstock.load.stream import StreamSettings
+from penstock.train.model_config import AdapterConfig, ModelConfig, Settings
+from penstock.train.schedule import Schedule
+from penstock.train.shape import PRESETS
 
-__all__ = ["FREE_KEYS", "ModelConfig", "TrainConfig", "load_config"]
+__all__ = ["FREE_KEYS", "AdapterConfig", "ModelConfig", "TrainConfig", "load_config"]
 
+DEFAULT_STEPS = 200
 DEFAULT_WARMUP_RATIO = 0.1
+DEFAULT_DECAY_RATIO = 0.2
+# What gives a run its length; one of them is given.
+LENGTH_KEYS = ("steps", "epochs", "target_tokens")
+# Keys that shape one schedule and do nothing under the others.
+SCHEDULE_OF_KEY = {"schedule_power": "polynomial", "schedule_cycles": "cosine-restarts", "decay_ratio": "wsd"}
 
 FREE_KEYS = frozenset(
     {
         "checkpoint_every_steps",
         "eval_every_steps",
         "eval_rows",
+        "hardware_interval_seconds",
+        "keep_best",
         "keep_checkpoints",
         "log_every_steps",
         # Weights may change: the loader appends a stage, and refuses other sources itself.
         "mix",
         "mix_epochs",
         "mix_temperature",
+        "network",
         "prefetch_batches",
         "sample_tokens",
         "stop_after_steps",
@@ -46,6 +58,7 @@ FREE_KEYS = frozenset(
         "tune",
         "tune_cache",
         "tune_seconds",
+        "trackers",
     }
 )
 
@@ -55,52 +68,7 @@ def _off_as_written(value: Any) -> Any:
     return "off" if value is False else value
 
 
-class _Settings(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class ModelConfig(_Settings):
-    """The built-in decoder: a preset, and what differs from it (`None` keeps the preset's value)."""
-
-    preset: Literal["tiny", "small", "medium", "large", "xlarge"] = "tiny"
-    num_layers: int | None = Field(default=None, ge=1)
-    num_heads: int | None = Field(default=None, ge=1)
-    num_kv_heads: int | None = Field(default=None, ge=1)
-    hidden_size: int | None = Field(default=None, ge=2)
-    feed_forward_size: int | None = Field(default=None, ge=1)
-    max_positions: int | None = Field(default=None, ge=1, description="None: the run's seq_len")
-    rope_theta: float = Field(default=10_000.0, gt=0)
-    norm_eps: float = Field(default=1e-5, gt=0)
-    tie_embeddings: bool = True
-
-    def shape(self, *, vocab_size: int, seq_len: int) -> ModelShape:
-        """Every size decided; the vocabulary is padded to a multiple of 64."""
-        preset = PRESETS[self.preset]
-        num_heads = self.num_heads or preset.num_heads
-        # A changed head count without a word about key/value heads: each head gets its own.
-        num_kv_heads = self.num_kv_heads or (num_heads if self.num_heads else preset.num_kv_heads)
-        max_positions = self.max_positions or seq_len
-        if max_positions < seq_len:
-            raise ConfigError(
-                f"model.max_positions is {max_positions}, expected at least seq_len ({seq_len})",
-                hint=f"set model.max_positions={seq_len}, or leave it out",
-            )
-        return ModelShape(
-            vocab_size=vocab_size,
-            padded_vocab_size=padded_vocab_size(vocab_size),
-            num_layers=self.num_layers or preset.num_layers,
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            hidden_size=self.hidden_size or preset.hidden_size,
-            feed_forward_size=self.feed_forward_size or preset.feed_forward_size,
-            max_positions=max_positions,
-            rope_theta=self.rope_theta,
-            norm_eps=self.norm_eps,
-            tie_embeddings=self.tie_embeddings,
-        )
-
-
-class TrainConfig(_Settings):
+class TrainConfig(Settings):
     """One run. The defaults are the demo: they fit two CPU cores and a minute or two."""
 
     model: ModelConfig = ModelConfig()
@@ -111,14 +79,30 @@ class TrainConfig(_Settings):
     pack: Literal["concat", "best-fit", "windows", "pad"] = "concat"
     overlap: int = Field(default=0, ge=0, description="of windows: tokens that a row repeats from the one before")
     overlap_loss: bool = Field(default=False, description="of windows: whether repeated tokens count again")
+    order: Literal["shuffled", "sequential", "group-by-length", "curriculum"] = "shuffled"
+    curriculum_by: str | None = Field(default=None, min_length=1, description="None: document-length; or a fact's name")
+    fim_rate: float = Field(default=0.0, ge=0, le=1, description="share of documents made fill-in-the-middle")
+    fim_spm_rate: float | None = Field(default=None, ge=0, le=1, description="of those, suffix first; None: 0.5")
+    fim_tokens: tuple[str, str, str] | None = Field(default=None, description="prefix, suffix, middle; None: as usual")
+    random_crop: float = Field(default=0.0, ge=0, le=1, description="share of rows cut down to a stretch of themselves")
+    random_crop_smallest: float | None = Field(default=None, ge=0, le=1, description="share of a row; None: 0.5")
     mix: tuple[str, ...] = Field(default=(), description="NAME=WEIGHT of stores and path patterns; docs/mixture.md")
     mix_temperature: float = Field(default=1.0, gt=0, description="above 1: sources grow more alike")
     mix_epochs: tuple[str, ...] = Field(default=(), description="NAME=PASSES after which a source leaves")
-    steps: int = Field(default=200, ge=1)
+    steps: int | None = Field(default=None, ge=1, description="200 where neither of the next two is given")
+    epochs: float | None = Field(default=None, gt=0, description="passes over the rows, in place of steps")
+    target_tokens: int | None = Field(default=None, ge=1, description="as many whole passes as give so many tokens")
+    min_epochs: int | None = Field(default=None, ge=1, description="of target_tokens: the fewest passes")
+    max_epochs: int | None = Field(default=None, ge=1, description="of target_tokens: the most passes")
     learning_rate: float | None = Field(default=None, gt=0, description="the peak; None: the preset's")
     warmup_steps: int | None = Field(default=None, ge=0)
     warmup_ratio: float | None = Field(default=None, ge=0, le=1, description="of `steps`; 0.1 when neither is given")
-    schedule: Literal["linear", "cosine", "constant"] = "cosine"
+    warmup_steps_min: int | None = Field(default=None, ge=0, description="of warmup_ratio: the fewest")
+    warmup_steps_max: int | None = Field(default=None, ge=0, description="of warmup_ratio: the most")
+    schedule: Schedule = "cosine"
+    schedule_power: float | None = Field(default=None, gt=0, description="of polynomial; None: 1")
+    schedule_cycles: int | None = Field(default=None, ge=1, description="of cosine-restarts; None: 1")
+    decay_ratio: float | None = Field(default=None, gt=0, le=1, description="of wsd: the last share; None: 0.2")
     min_learning_rate_ratio: float = Field(default=0.1, ge=0, le=1)
     weight_decay: float = Field(default=0.1, ge=0)
     betas: tuple[float, float] = (0.9, 0.95)
@@ -128,6 +112,7 @@ class TrainConfig(_Settings):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     deterministic: bool = False
+    network: bool = Field(default=False, description="whether model.pretrained may be downloaded from the hub")
     tf32: bool = Field(default=True, description="float32 products of a GPU in TF32; never with deterministic")
     loss_kernel: Literal["auto", "plain", "chunked", "liger", "cce"] = "auto"
     optimizer: Literal["auto", "adamw", "adamw-8bit", "adamw-bf16"] = "auto"
@@ -139,14 +124,59 @@ class TrainConfig(_Settings):
     tune_seconds: float = Field(default=90.0, gt=0, description="the most that measuring may take")
     eval_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
     eval_rows: int | None = Field(default=64, ge=1, description="held-out rows per evaluation; None: all")
+    patience: int | None = Field(default=None, ge=1, description="evaluations without gain that end the run")
+    min_delta: float | None = Field(default=None, ge=0, description="held-out loss that counts as a gain; None: 0")
+    keep_best: bool | None = Field(default=None, description="keep the best checkpoint; None: with patience")
     checkpoint_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
     keep_checkpoints: int = Field(default=2, ge=1)
     log_every_steps: int = Field(default=1, ge=1)
+    trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = Field(
+        default=(), description="beside TensorBoard's files"
+    )
+    hardware_interval_seconds: float = Field(default=5.0, gt=0, description="between samples of the machine")
     prefetch_batches: int = Field(default=2, ge=0)
     sample_tokens: int = Field(default=48, ge=0, description="0: no samples")
     stop_after_steps: int | None = Field(
         default=None, ge=1, description="of this start of the run; then saves and stops, as on SIGTERM"
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_of_the_preset(cls, settings: Any) -> Any:
+        """A preset made for long rows brings their length, unless the run says otherwise."""
+        model = settings.get("model") if isinstance(settings, dict) else None
+        name = model.get("preset") if isinstance(model, dict) else getattr(model, "preset", None)
+        preset = PRESETS.get(name) if isinstance(name, str) else None
+        if preset is None or preset.seq_len is None or "seq_len" in settings:
+            return settings
+        return {**settings, "seq_len": preset.seq_len}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_a_length(cls, settings: Any) -> Any:
+        if isinstance(settings, dict) and all(settings.get(key) is None for key in LENGTH_KEYS):
+            return {**settings, "steps": DEFAULT_STEPS}
+        return settings
+
+    @model_validator(mode="after")
+    def _length_and_schedule_agree(self) -> TrainConfig:
+        lengths = [f"{key} is {value}" for key in LENGTH_KEYS if (value := getattr(self, key)) is not None]
+        if len(lengths) > 1:
+            raise ConfigError(f"{' and '.join(lengths)}, expected one of them", hint="leave one out, or set it to null")
+        for key in ("min_epochs", "max_epochs"):
+            _refuse_idle_key(self, key, is_idle=self.target_tokens is None, why="without target_tokens")
+        for low, high in (("min_epochs", "max_epochs"), ("warmup_steps_min", "warmup_steps_max")):
+            least, most = getattr(self, low), getattr(self, high)
+            if least is not None and most is not None and least > most:
+                raise ConfigError(f"{low} is {least}, expected at most {high} ({most})", hint=f"lower {low}")
+        for key in ("warmup_steps_min", "warmup_steps_max"):
+            _refuse_idle_key(self, key, is_idle=self.warmup_steps is not None, why="with warmup_steps")
+        for key, schedule in SCHEDULE_OF_KEY.items():
+            is_idle = self.schedule != schedule
+            _refuse_idle_key(self, key, is_idle=is_idle, why=f"with schedule {self.schedule!r}, but with {schedule!r}")
+        is_unwatched = self.patience is None and not self.keep_best
+        _refuse_idle_key(self, "min_delta", is_idle=is_unwatched, why="without patience or keep_best")
+        return self
 
     @model_validator(mode="after")
     def _agrees_with_itself(self) -> TrainConfig:
@@ -171,6 +201,7 @@ class TrainConfig(_Settings):
                 f"overlap is {self.overlap}, expected less than seq_len ({self.seq_len})",
                 hint=f"set overlap to {self.seq_len - 1} or less",
             )
+        self.stream  # noqa: B018  refuses settings of order and transforms that would do nothing
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ConfigError(
                 f"betas is {list(self.betas)}, expected two numbers of at least 0 and below 1",
@@ -179,28 +210,58 @@ class TrainConfig(_Settings):
         return self
 
     @property
+    def stream(self) -> StreamSettings:
+        """Order and transforms."""
+        return StreamSettings.of(dict(self))
+
+    @property
     def peak_learning_rate(self) -> float:
         """The learning rate after warm-up."""
-        return self.learning_rate if self.learning_rate is not None else PRESETS[self.model.preset].learning_rate
+        return self.learning_rate if self.learning_rate is not None else self.model.learning_rate
+
+    @property
+    def num_steps(self) -> int:
+        """Updates of the run. Of a run by passes it is known once its rows are: see length.py."""
+        assert self.steps is not None, "a run by passes has no steps before its rows are counted"
+        return self.steps
 
     @property
     def num_warmup_steps(self) -> int:
-        """Steps of warm-up: as given, else ceil(ratio * steps); never more than the run has."""
+        """Steps of warm-up: as given, else ceil(ratio * steps) within its limits; never more than the run has."""
         if self.warmup_steps is not None:
-            return min(self.warmup_steps, self.steps)
+            return min(self.warmup_steps, self.num_steps)
         ratio = DEFAULT_WARMUP_RATIO if self.warmup_ratio is None else self.warmup_ratio
         # Exact, because 70 * 0.1 is 7.000000000000001 in floats, whose ceiling is 8.
-        return min(math.ceil(Fraction(str(ratio)) * self.steps), self.steps)
+        steps = max(math.ceil(Fraction(str(ratio)) * self.num_steps), self.warmup_steps_min or 0)
+        return min(steps, self.num_steps if self.warmup_steps_max is None else self.warmup_steps_max, self.num_steps)
+
+    @property
+    def is_by_passes(self) -> bool:
+        """Whether the run's length is a number of passes over its rows."""
+        return self.epochs is not None or self.target_tokens is not None
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the checkpoint of the lowest held-out loss stays."""
+        return self.patience is not None if self.keep_best is None else self.keep_best
 
     def bound_settings(self) -> dict[str, Any]:
         """What a checkpoint must agree with, as JSON values by dotted key."""
-        settings = self.model_dump(mode="json", exclude=set(FREE_KEYS))
+        # The steps of a run by passes follow from its rows, which the store's digest binds.
+        free = {*FREE_KEYS, "steps"} if self.is_by_passes else set(FREE_KEYS)
+        settings = self.model_dump(mode="json", exclude=free)
         model = settings.pop("model")
         return {**settings, **{f"model.{key}": value for key, value in model.items()}}
 
     def digest(self) -> str:
         """Names the bound settings."""
         return digest_of(self.bound_settings())
+
+
+def _refuse_idle_key(config: TrainConfig, key: str, *, is_idle: bool, why: str) -> None:
+    value = getattr(config, key)
+    if is_idle and value is not None:
+        raise ConfigError(f"{key} is {value}, which does nothing {why}", hint=f"leave {key} out, or set it to null")
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -261,9 +322,16 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
     first = problems[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        in_model = first["loc"][0] == "model" and len(first["loc"]) > 1
-        known = [f"model.{name}" for name in ModelConfig.model_fields] if in_model else list(TrainConfig.model_fields)
+        known = _known_beside(first["loc"])
         return ConfigError(f"unknown setting {key!r}{where}", hint=f"known settings: {nearest_first(key, known)}")
     more = f" ({len(problems) - 1} more settings are wrong too)" if len(problems) > 1 else ""
     message = f"{key} is {first['input']!r}{where}: {first['msg']}{more}"
     return ConfigError(message, hint=f"set {key} to such a value, or leave it out for the default")
+
+
+def _known_beside(location: tuple[int | str, ...]) -> list[str]:
+    """The settings of the level that a key was looked for in, with their dots."""
+    below: dict[tuple[int | str, ...], type[Settings]] = {("model",): ModelConfig, ("model", "adapter"): AdapterConfig}
+    parents = location[:-1]
+    prefix = "".join(f"{part}." for part in parents)
+    return [f"{prefix}{name}" for name in below.get(parents, TrainConfig).model_fields]

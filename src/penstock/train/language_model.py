@@ -16,6 +16,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from penstock.train.shape import ModelShape
+
 __all__ = ["LanguageModel"]
 
 
@@ -58,6 +60,23 @@ class LanguageModel(nn.Module, ABC):
     def padded_vocab_size(self) -> int:
         """Logits per position."""
 
+    @property
+    @abstractmethod
+    def shape(self) -> ModelShape:
+        """The sizes, for arithmetic about memory; approximate where the architecture isn't the built-in one."""
+
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """JSON values from which the same architecture can be built again; a checkpoint keeps them."""
+        """JSON values that a checkpoint keeps and a resumed run must find again: what kind, made from what."""
+
+    attention_kernels: tuple[str, ...]
+    """Those of `attention.KERNELS` that the model can be set to."""
+
+    @property
+    @abstractmethod
+    def attention_kernel(self) -> str:
+        """The kernel in use; may be set between steps, as tuning does."""
+
+    @attention_kernel.setter
+    @abstractmethod
+    def attention_kernel(self, kernel: str) -> None: ...

@@ -20,10 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from penstock.train.attention import KERNELS, AttentionMask, attended, attention_mask
 from penstock.train.language_model import LanguageModel
 from penstock.train.shape import ModelShape
 
-__all__ = ["Decoder", "build_model", "document_mask", "flops_per_token", "num_parameters"]
+__all__ = ["Decoder", "build_model", "flops_per_token", "num_parameters"]
 
 INITIAL_STANDARD_DEVIATION = 0.02
 
@@ -49,28 +50,21 @@ class Attention(nn.Module):
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
         self.head_size = shape.head_size
-        self.shares_keys = shape.num_kv_heads != shape.num_heads
+        self.kernel = "sdpa"
         kv_size = shape.num_kv_heads * shape.head_size
         self.q_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
         self.k_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
         self.v_proj = nn.Linear(shape.hidden_size, kv_size, bias=False)
         self.o_proj = nn.Linear(shape.hidden_size, shape.hidden_size, bias=False)
 
-    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
-        """hidden [B, T, D], cosine and sine [T, head], mask [B, 1, T, T] or None (plain causal) -> [B, T, D]."""
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: AttentionMask) -> Tensor:
+        """hidden [B, T, D], cosine and sine [T, head], the kernel's mask or None (plain causal) -> [B, T, D]."""
         rows, positions, _ = hidden.shape
         query, key, value = (
             projection(hidden).view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
             for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
-        mixed = F.scaled_dot_product_attention(
-            _rotated(query, cosine, sine),
-            _rotated(key, cosine, sine),
-            value,
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.shares_keys,
-        )
+        mixed = attended(self.kernel, _rotated(query, cosine, sine), _rotated(key, cosine, sine), value, mask)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, positions, -1))
         return output
 
@@ -100,7 +94,7 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: AttentionMask) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, mask)
         output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
@@ -117,12 +111,13 @@ class Body(nn.Module):
         self.norm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.head_size = shape.head_size
         self.rope_theta = shape.rope_theta
+        self.attention_kernel = "sdpa"
 
     def forward(self, inputs: Tensor, document_ids: Tensor | None) -> Tensor:
         """Ids [B, T] -> hidden [B, T, D]."""
         hidden = self.embed_tokens(inputs)
         cosine, sine = _rotations(inputs.shape[1], self.head_size, self.rope_theta, hidden.device)
-        mask = None if document_ids is None else document_mask(document_ids)
+        mask = attention_mask(self.attention_kernel, document_ids)
         for layer in self.layers:
             hidden = layer(hidden, cosine, sine, mask)
         output: Tensor = self.norm(hidden)
@@ -132,9 +127,11 @@ class Body(nn.Module):
 class Decoder(LanguageModel):
     """The whole model; build it with `build_model`, which also draws its first weights."""
 
+    attention_kernels = KERNELS
+
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
-        self.shape = shape
+        self._shape = shape
         self.model = Body(shape)
         self.lm_head = nn.Linear(shape.hidden_size, shape.padded_vocab_size, bias=False)
         if shape.tie_embeddings:
@@ -154,6 +151,20 @@ class Decoder(LanguageModel):
     def head_weight(self) -> Tensor:
         """[padded vocabulary, D]."""
         return self.lm_head.weight
+
+    @property
+    def attention_kernel(self) -> str:
+        """One of `attention.KERNELS`; may be set between steps, as tuning does."""
+        return self.model.attention_kernel
+
+    @attention_kernel.setter
+    def attention_kernel(self, kernel: str) -> None:
+        if kernel not in KERNELS:
+            raise ValueError(f"attention kernel {kernel!r} is none of {', '.join(KERNELS)}")
+        self.model.attention_kernel = kernel
+        for module in self.model.modules():  # layers may have been wrapped since
+            if isinstance(module, Attention):
+                module.kernel = kernel
 
     def blocks(self) -> Sequence[nn.Module]:
         """The layers, first to last."""
@@ -178,9 +189,14 @@ class Decoder(LanguageModel):
         """Logits per position."""
         return self.shape.padded_vocab_size
 
+    @property
+    def shape(self) -> ModelShape:
+        """Every size."""
+        return self._shape
+
     def description(self) -> dict[str, Any]:
-        """The shape."""
-        return asdict(self.shape)
+        """The kind and every size."""
+        return {"kind": "decoder", **asdict(self.shape)}
 
 
 def build_model(shape: ModelShape, *, seed: int) -> Decoder:
@@ -205,14 +221,6 @@ def _draw_weights(model: Decoder, generator: torch.Generator) -> None:
         is_residual = name.endswith(("o_proj.weight", "down_proj.weight"))
         deviation = INITIAL_STANDARD_DEVIATION * (residual_scale if is_residual else 1.0)
         parameter.normal_(0.0, deviation, generator=generator)
-
-
-def document_mask(document_ids: Tensor) -> Tensor:
-    """[B, T] -> boolean [B, 1, T, T]: true where a position (third axis) may see another (fourth axis)."""
-    same = document_ids[:, None, :, None] == document_ids[:, None, None, :]
-    positions = document_ids.shape[1]
-    causal = torch.ones(positions, positions, dtype=torch.bool, device=document_ids.device).tril()
-    return same & causal
 
 
 def _rotations(positions: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
