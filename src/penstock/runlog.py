@@ -10,6 +10,7 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     choice      name, value, reason
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
     rows        split, seq_len, rows[{row, documents[], text}]
+    length      steps, rows_per_pass, tokens_per_pass, epochs, steps_per_epoch, warmup_steps, reason
     step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position
     evaluation  step, split, loss, bits_per_byte, tokens, seconds
     checkpoint  step, path, bytes, seconds

@@ -63,6 +63,20 @@ def test_an_unknown_key_names_the_nearest(override: str, nearest: str) -> None:
         ["=3"],
         ["betas=[0.9"],
         ["seed=-1"],
+        ["steps=10", "epochs=1"],
+        ["epochs=1", "target_tokens=5"],
+        ["epochs=0"],
+        ["min_epochs=2"],
+        ["target_tokens=9", "min_epochs=3", "max_epochs=2"],
+        ["warmup_steps=3", "warmup_steps_min=2"],
+        ["warmup_steps_min=9", "warmup_steps_max=2"],
+        ["schedule_power=2"],
+        ["schedule=polynomial", "schedule_cycles=2"],
+        ["schedule=cosine-restarts", "decay_ratio=0.1"],
+        ["schedule=wsd", "schedule_power=1"],
+        ["min_delta=0.1"],
+        ["patience=0"],
+        ["trackers=[clearml]"],
     ],
 )
 def test_an_impossible_value_is_refused(overrides: list[str]) -> None:
@@ -97,6 +111,10 @@ def test_a_missing_file_is_refused_by_name(tmp_path: Path) -> None:
         (["steps=10", "warmup_steps=3"], 3),
         (["steps=10", "warmup_steps=50"], 10),
         (["steps=10", "warmup_steps=0"], 0),
+        (["steps=66", "warmup_steps_min=10"], 10),
+        (["steps=6", "warmup_steps_min=10"], 6),
+        (["steps=66", "warmup_steps_max=5"], 5),
+        (["steps=66", "warmup_steps_min=3", "warmup_steps_max=1000"], 7),
     ],
 )
 def test_warm_up_is_the_ceiling_of_its_share_and_fits_the_run(settings: list[str], expected: int) -> None:
@@ -108,6 +126,8 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
         "checkpoint_every_steps=9",
         "eval_every_steps=9",
         "eval_rows=9",
+        "hardware_interval_seconds=9",
+        "keep_best=true",
         "keep_checkpoints=9",
         "log_every_steps=9",
         "mix=[a=2]",
@@ -119,6 +139,7 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
         "tune=off",
         "tune_cache=false",
         "tune_seconds=9",
+        "trackers=[wandb]",
     }
     assert {override.partition("=")[0] for override in changed} == FREE_KEYS
     for override in changed:
@@ -146,3 +167,12 @@ def test_every_setting_is_in_the_docs():
     names = [name for name in TrainConfig.model_fields if name != "model"]
     names += [f"model.{name}" for name in ModelConfig.model_fields]
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_a_dumped_config_loads_again(tmp_path: Path) -> None:
+    for given in ([], ["steps=7"], ["epochs=1.5"], ["target_tokens=100", "max_epochs=4"], ["patience=3"]):
+        config = load_config(None, given)
+        (tmp_path / "config.json").write_text(json.dumps(config.model_dump(mode="json")))
+        assert load_config(tmp_path / "config.json") == config
+    assert load_config(None, ["epochs=1.5"]).steps is None
+    assert load_config(None, []).steps == 200

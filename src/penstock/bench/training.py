@@ -72,7 +72,7 @@ def same_batch_steps(*, store: str, overrides: Sequence[str]) -> dict[str, Any]:
         with TorchLoader(plan, batch_rows=config.batch_rows, device=choices.device, prefetch_batches=0) as loader:
             batch = next(loader)
         started = time.perf_counter()
-        for step in range(config.steps):
+        for step in range(config.num_steps):
             if step == WARM_UP_STEPS:
                 started = time.perf_counter()
             loss = add_gradients(
@@ -87,4 +87,4 @@ def same_batch_steps(*, store: str, overrides: Sequence[str]) -> dict[str, Any]:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         seconds = time.perf_counter() - started
-    return {"tokens_per_second": (config.steps - WARM_UP_STEPS) * batch.num_targets / seconds}
+    return {"tokens_per_second": (config.num_steps - WARM_UP_STEPS) * batch.num_targets / seconds}

@@ -252,7 +252,7 @@ def _train(
             log,
             resume=resume,
             mixed_with=mixed_with,
-            on_progress=_shows(bar, config.steps, verbose=verbose),
+            on_progress=_shows(bar, verbose=verbose),
         )
         detail.update({name: getattr(result, name) for name in ("tokens", "steps", "parameters", "train_rows")})
     log.append("end", status=result.status, message="")
@@ -298,13 +298,17 @@ def _row_for_page(row: dict[str, Any]) -> dict[str, Any]:
     return {"row": row["row"], "documents": documents}
 
 
-def _shows(bar: Any, steps: int, *, verbose: bool) -> Callable[[Record], None]:
+def _shows(bar: Any, *, verbose: bool) -> Callable[[Record], None]:
     """Prints a run's records as they come: a bar on a terminal, a line now and then elsewhere."""
     quiet = sys.stderr.isatty()
+    steps = 1
 
     def show(record: Record) -> None:
+        nonlocal steps
         kind = record["kind"]
-        if kind == "step":
+        if kind == "length":
+            steps = record["steps"]
+        elif kind == "step":
             bar(record["step"], steps, f"loss {record['loss']:.3f}")
             if not quiet and (record["step"] == 1 or record["step"] % max(steps // 10, 1) == 0):
                 rate = record["tokens"] / max(record["seconds"], 1e-9)

@@ -28,13 +28,13 @@ from penstock.errors import TrainingError
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.train.checkpoint import Checkpoint
-from penstock.train.config import TrainConfig
+from penstock.train.config import DEFAULT_DECAY_RATIO, TrainConfig
 from penstock.train.interruption import Interruption
 from penstock.train.loss import add_gradients
 from penstock.train.model import num_parameters
 from penstock.train.monitor import HardwareMonitor
 from penstock.train.optimizer import set_learning_rate
-from penstock.train.run import Run, assemble, new_model, training_data
+from penstock.train.run import Run, assemble, new_model, training_data, with_length
 from penstock.train.saving import restore, save
 from penstock.train.schedule import learning_rate_at
 from penstock.train.start import Progress, refuse_another_run, starting_point
@@ -132,6 +132,7 @@ def train(
 
         # What is to be done, with what.
         data = training_data(config, store, mixed_with, log)
+        config = with_length(config, data, tell)
         model = new_model(config, data)
         if checkpoint is not None and progress.is_finished:
             tell("event", message=f"nothing to resume: the run has all its {progress.step} steps")
@@ -151,6 +152,7 @@ def train(
         if checkpoint is not None:
             restore(run, checkpoint)
             tell("event", message=f"resumed from {checkpoint.path.name} at position {run.loader.position}")
+        log.append("stream", **run.loader.state_dict())  # what `inspect --step` needs of a mixture: its stages
         stack.enter_context(HardwareMonitor(log))
 
         checkpoint = _train_steps(run, progress, checkpoint)
@@ -161,10 +163,10 @@ def _train_steps(run: Run, progress: Progress, checkpoint: Checkpoint | None) ->
     """Steps until the last one or a signal, with what is due between them; returns the last checkpoint."""
     config = run.config
     first_step = progress.step
-    while progress.step < config.steps:
+    while progress.step < config.num_steps:
         step = _take_step(run, number=progress.step)
         progress.count_step(loss=step.loss, is_finite=step.is_finite, tokens=step.tokens, seconds=step.seconds)
-        is_last = progress.step == config.steps
+        is_last = progress.step == config.num_steps
         if _is_due(progress.step, config.log_every_steps) or is_last or not step.is_finite:
             _record_step(run, progress, step)
         if not step.is_finite:
@@ -179,13 +181,13 @@ def _train_steps(run: Run, progress: Progress, checkpoint: Checkpoint | None) ->
         if _is_due(progress.step, config.checkpoint_every_steps):
             checkpoint = save(run, progress, is_required=False) or checkpoint
 
-    if progress.step == config.steps:
+    if progress.step == config.num_steps:
         watch(run, progress)
         # A signal during the last evaluation ends it; resuming then evaluates and nothing else.
         progress.is_finished = run.interruption.requested is None
     else:
         reason = run.interruption.requested or f"stop_after_steps={config.stop_after_steps}"
-        run.tell("event", message=f"stopping after step {progress.step} of {config.steps}: {reason}")
+        run.tell("event", message=f"stopping after step {progress.step} of {config.num_steps}: {reason}")
     if checkpoint is None or checkpoint.step != progress.step:
         checkpoint = save(run, progress, is_required=True)
     return checkpoint
@@ -230,11 +232,14 @@ def _take_step(run: Run, *, number: int) -> _Step:
 def _learning_rate(config: TrainConfig, step: int) -> float:
     return learning_rate_at(
         step,
-        num_steps=config.steps,
+        num_steps=config.num_steps,
         num_warmup_steps=config.num_warmup_steps,
         peak=config.peak_learning_rate,
         minimum=config.peak_learning_rate * config.min_learning_rate_ratio,
         schedule=config.schedule,
+        power=1.0 if config.schedule_power is None else config.schedule_power,
+        cycles=config.schedule_cycles or 1,
+        decay_ratio=DEFAULT_DECAY_RATIO if config.decay_ratio is None else config.decay_ratio,
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -29,13 +29,14 @@ from penstock.train.choices import Choices, autocast_of, chosen, numeric_setting
 from penstock.train.config import TrainConfig
 from penstock.train.evaluate import held_out_batches
 from penstock.train.interruption import Interruption
+from penstock.train.length import run_length
 from penstock.train.loss import Autocast
 from penstock.train.model import Decoder, build_model
 from penstock.train.optimizer import build_optimizer
 from penstock.train.randomness import seed_everything
 from penstock.train.start import training_mixture, training_plan, validation_plan
 
-__all__ = ["Data", "Run", "Tell", "assemble", "new_model", "training_data"]
+__all__ = ["Data", "Run", "Tell", "assemble", "new_model", "training_data", "with_length"]
 
 PROMPT_TOKENS = 16
 
@@ -82,6 +83,14 @@ def training_data(config: TrainConfig, store: Store, mixed_with: Mapping[str, St
         first_plan=rows.plans[0] if isinstance(rows, Mixture) else rows,
         held_out=validation_plan(config, store, log),
     )
+
+
+def with_length(config: TrainConfig, data: Data, tell: Tell) -> TrainConfig:
+    """The config with its number of steps, which is recorded with what it follows from."""
+    length = run_length(config, data.rows)
+    sized = config.model_copy(update={"steps": length.steps})
+    tell("length", **asdict(length), warmup_steps=sized.num_warmup_steps)
+    return sized
 
 
 def new_model(config: TrainConfig, data: Data) -> Decoder:
@@ -131,6 +140,7 @@ def assemble(
             seed=config.seed,
             device=choices.device,
             prefetch_batches=config.prefetch_batches,
+            **config.stream.options(data.rows, seed=config.seed, batch_rows=config.batch_rows),
         )
     )
     return Run(
@@ -160,6 +170,7 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
         ("attention", "sdpa with a document mask" if inside else "sdpa, causal", "torch picks the kernel"),
         ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
         ("packing", config.pack, f"{config.overlap} tokens of overlap" if config.overlap else "rows of seq_len tokens"),
+        *config.stream.choices(),
         ("optimizer", "AdamW", "weight decay on matrices only"),
         (
             "warmup_steps",
