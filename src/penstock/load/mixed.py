@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, ResumeError, nearest_first
-from penstock.hashing import strong_hash
+from penstock.hashing import digest_of, strong_hash
 from penstock.load.copying import TokenCopier
 from penstock.load.filling import Filler
 from penstock.load.gather import Batch, Gatherer, StretchBuffer
@@ -32,11 +32,11 @@ from penstock.load.loss import LossRuns
 from penstock.load.order import Order, Sequential, Shuffled
 from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
 from penstock.load.transforms import Transform
-from penstock.pack import Spans
+from penstock.pack import Plan, Spans
 from penstock.pack.mixture import Mixture
 from penstock.pack.stages import Schedule, Stage, is_weight, stages_from
 
-__all__ = ["MixedBatch", "MixedLoader"]
+__all__ = ["MixedBatch", "MixedLoader", "filler_of", "loader_of", "restored_position", "seed_of_source", "state_at"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -108,23 +108,29 @@ def _merged(parts: Sequence[tuple[int, Integers, Spans]], *, num_rows: int) -> S
 
 
 class MixedFiller(Filler):
-    """`Filler` over a mixture."""
+    """`Filler` over a mixture; `order` is a list of orders, one for each source."""
 
     def __init__(
-        self, mixture: Mixture, *, seed: int = 0, shuffle: bool = True, transforms: Sequence[Transform] = ()
+        self,
+        mixture: Mixture,
+        *,
+        seed: int = 0,
+        shuffle: bool = True,
+        order: Sequence[Order] | None = None,
+        transforms: Sequence[Transform] = (),
     ) -> None:
         self.plan: Any = mixture
         self.seed = seed
         self.transforms = tuple(transforms)
-        self.identity = {**mixture.identity, "seed": seed, "shuffle": shuffle}
+        orders = _orders(mixture, seed=seed, shuffle=shuffle) if order is None else _checked_orders(mixture, order)
+        self.identity = {**mixture.identity, "seed": seed}
+        # A hash: of many sources the orders wouldn't fit into a small state.
+        self.identity |= {"shuffle": shuffle} if order is None else {"orders": digest_of([o.identity for o in orders])}
         if self.transforms:
             self.identity["transforms"] = [transform.identity for transform in self.transforms]
         check_identity_size(self.identity)
         self.schedule = mixture.schedule()
-        self._orders = [
-            _InBlocks(_order(plan.num_rows, seed=seed, number=number, shuffle=shuffle))
-            for number, plan in enumerate(mixture.plans)
-        ]
+        self._orders = [_InBlocks(one) for one in orders]
         self._gatherer = MixedGatherer(mixture)
         for store in {plan.store for plan in mixture.plans}:
             wanted = [plan.documents for plan in mixture.plans if plan.store is store]
@@ -150,6 +156,43 @@ class MixedFiller(Filler):
             MixedBatch(one.tokens, one.loss_mask, one.cu_seqlens, own[number], one.position, sources[number])
             for number, one in enumerate(filled)
         ]
+
+    def state_at(self, position: int, schedule: Schedule | None = None) -> dict[str, Any]:
+        """The state of a stream at a position, with its stages."""
+        stages = (self.schedule if schedule is None else schedule).stages
+        return {**saved_state(position, self.identity), "stages": [stage.as_json() for stage in stages]}
+
+    def schedule_of(self, stages: Sequence[Stage]) -> Schedule:
+        """The mixture's sources under other stages."""
+        sources = self.plan.sources
+        return Schedule([one.plan.num_rows for one in sources], [one.last_row for one in sources], stages)
+
+    def place_in(self, state: Any) -> tuple[int, Schedule]:
+        """Position and schedule of a saved state. Where this mixture has other weights than its last stage, they hold
+        from that position on, as a stage of their own.
+
+        Raises:
+            ResumeError: the state belongs to another mixture, order or transform; both sides are shown.
+        """
+        position = position_in(state, self.identity)
+        stages = stages_from(state.get("stages"))
+        schedule = self.schedule_of(stages)
+        if stages[-1].start > position:
+            raise ResumeError(
+                f"the state is at position {position}, its last stage begins at {stages[-1].start}",
+                hint="pass what `state_dict()` returned",
+            )
+        own = self.schedule.stages[-1].weights
+        return position, schedule if own == stages[-1].weights else schedule.changed(position, own)
+
+    def state_fits(self, schedule: Schedule, position: int) -> None:
+        """Refuses stages that no small state could hold."""
+        size = len(json.dumps(self.state_at(position, schedule)))
+        if size > MOST_STATE_BYTES:
+            raise ConfigError(
+                f"with {len(schedule.stages)} stages the state takes {size} bytes, room is for {MOST_STATE_BYTES}",
+                hint="change weights less often, or start a new run from the model so far",
+            )
 
 
 class _InBlocks:
@@ -179,28 +222,43 @@ class _InBlocks:
         return rows
 
 
-def _order(num_rows: int, *, seed: int, number: int, shuffle: bool) -> Order:
+def seed_of_source(seed: int, number: int) -> int:
     """The first source has the seed itself, so that a mixture of one is the plain loader; the others have their own."""
+    return seed if number == 0 else int.from_bytes(strong_hash(f"{seed}/{number}".encode())[:8], "little")
+
+
+def _orders(mixture: Mixture, *, seed: int, shuffle: bool) -> list[Order]:
+    sizes = [plan.num_rows for plan in mixture.plans]
     if not shuffle:
-        return Sequential(num_rows=num_rows)
-    own = seed if number == 0 else int.from_bytes(strong_hash(f"{seed}/{number}".encode())[:8], "little")
-    return Shuffled(num_rows=num_rows, seed=own)
+        return [Sequential(num_rows=size) for size in sizes]
+    return [Shuffled(num_rows=size, seed=seed_of_source(seed, number)) for number, size in enumerate(sizes)]
+
+
+def _checked_orders(mixture: Mixture, orders: Any) -> list[Order]:
+    sizes = [plan.num_rows for plan in mixture.plans]
+    given = [one.num_rows for one in orders] if isinstance(orders, Sequence) else None
+    if given != sizes:
+        told = "an order of its own" if given is None else f"orders of {given} rows"
+        raise ConfigError(
+            f"{told} for a mixture whose sources have {sizes} rows",
+            hint="give a list of orders, one for each source's plan, or shuffle=True or shuffle=False",
+        )
+    return list(orders)
 
 
 class MixedLoader(Loader):
-    """`Loader` over a mixture: the same arguments but for `order`; batches are `MixedBatch`es."""
+    """`Loader` over a mixture: the same arguments, but `order` is a list, one for each source's plan; batches are
+    `MixedBatch`es."""
 
     _stream: MixedFiller
 
     def __init__(self, mixture: Mixture, *, batch_rows: int, **options: Any) -> None:
-        if options.pop("order", None) is not None:
-            raise ConfigError("a mixture has no order of its own", hint="choose shuffle=True or shuffle=False")
         self.mixture = mixture
         plan: Any = mixture
         super().__init__(plan, batch_rows=batch_rows, **options)
 
-    def _new_stream(self, plan: Any, *, seed: int, shuffle: bool, order: Order | None, transforms: Any) -> MixedFiller:
-        return MixedFiller(plan, seed=seed, shuffle=shuffle, transforms=transforms)
+    def _new_stream(self, plan: Any, *, seed: int, shuffle: bool, order: Any, transforms: Any) -> MixedFiller:
+        return MixedFiller(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
 
     @property
     def stages(self) -> tuple[Stage, ...]:
@@ -231,40 +289,48 @@ class MixedLoader(Loader):
 
     def state_dict(self) -> dict[str, Any]:
         """See `Loader.state_dict`; with the stages."""
-        return _state(self.position, self.identity, self._stream.schedule)
+        return self._stream.state_at(self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position. Where this loader's mixture has other weights than the state's last stage, they
-        hold from that position on, as a stage of their own.
+        """Goes to a saved position; see `MixedFiller.place_in`.
 
         Raises:
             ResumeError: the state belongs to another mixture, order or transform; both sides are shown.
         """
-        position = position_in(state, self.identity)
-        plans, sources = self.mixture.plans, self.mixture.sources
-        stages = stages_from(state.get("stages"))
-        schedule = Schedule([plan.num_rows for plan in plans], [source.last_row for source in sources], stages)
-        if stages[-1].start > position:
-            raise ResumeError(
-                f"the state is at position {position}, its last stage begins at {stages[-1].start}",
-                hint="pass what `state_dict()` returned",
-            )
-        if self.stages[-1].weights != stages[-1].weights:
-            schedule = schedule.changed(position, self.stages[-1].weights)
+        position, schedule = self._stream.place_in(state)
         self._go_on(schedule, position)
 
     def _go_on(self, schedule: Schedule, position: int) -> None:
-        size = len(json.dumps(_state(position, self.identity, schedule)))
-        if size > MOST_STATE_BYTES:
-            raise ConfigError(
-                f"with {len(schedule.stages)} stages the state takes {size} bytes, room is for {MOST_STATE_BYTES}",
-                hint="change weights less often, or start a new run from the model so far",
-            )
+        self._stream.state_fits(schedule, position)
         self._stop()
         self._stream.schedule = schedule
         self.position = position
 
 
-def _state(position: int, identity: dict[str, Any], schedule: Schedule) -> dict[str, Any]:
-    stages = [stage.as_json() for stage in schedule.stages]
-    return {**saved_state(position, identity), "stages": stages}
+def filler_of(rows: Plan | Mixture, **stream: Any) -> Filler:
+    """What fills rows of a plan or of a mixture; seed, shuffle, order, transforms as in `Filler` and `MixedFiller`."""
+    return MixedFiller(rows, **stream) if isinstance(rows, Mixture) else Filler(rows, **stream)
+
+
+def loader_of(rows: Plan | Mixture, **options: Any) -> Loader:
+    """A `Loader` or a `MixedLoader`."""
+    return MixedLoader(rows, **options) if isinstance(rows, Mixture) else Loader(rows, **options)
+
+
+def state_at(filler: Filler, position: int) -> dict[str, Any]:
+    """The state of a filler's stream at a position, as its loader would save it."""
+    return filler.state_at(position) if isinstance(filler, MixedFiller) else saved_state(position, filler.identity)
+
+
+def restored_position(filler: Filler, state: Any) -> int:
+    """The position of a saved state; a mixture's filler goes on with its stages.
+
+    Raises:
+        ResumeError: the state belongs to another stream; both sides are shown.
+    """
+    if not isinstance(filler, MixedFiller):
+        return position_in(state, filler.identity)
+    position, schedule = filler.place_in(state)
+    filler.state_fits(schedule, position)
+    filler.schedule = schedule
+    return position
