@@ -64,7 +64,7 @@ def test_a_restored_state_continues_to_the_bit(kind: str, library: str) -> None:
     _continues_to_the_bit(model, optimizer, twin, other)
 
 
-@pytest.mark.torture("E")
+@pytest.mark.torture(lane="E")
 def test_a_restored_state_of_torchao_continues_to_the_bit() -> None:
     model, twin = build_model(LARGER, seed=1), build_model(LARGER, seed=2)
     optimizer, other = (optimizer_of(each, kind="adamw-8bit", library="torchao") for each in (model, twin))
