@@ -10,6 +10,7 @@ import typer
 from penstock import __version__
 from penstock.cli import (
     bench,
+    compare,
     data,
     datasets,
     doctor,
@@ -61,5 +62,6 @@ app.command("datasets")(datasets.datasets)
 app.add_typer(tokenizer.app, name="tokenizer")
 app.command("train")(training.train)
 app.command("report")(training.report)
+app.command("compare")(compare.compare)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
