@@ -16,8 +16,10 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.load import Loader
 from penstock.load.order import (
     ORDER_NAMES,
+    BLOCK_ROWS,
     Curriculum,
     GroupedByLength,
+    InBlocks,
     Order,
     Sequential,
     Shuffled,
@@ -178,6 +180,20 @@ def test_every_order_is_pure_and_holds_each_row_once_per_pass(
             assert rows.tolist() == one_by_one
             position += count
         assert fresh.identity == order.identity
+
+
+@given(
+    pieces=st.lists(
+        st.tuples(st.integers(0, 4 * BLOCK_ROWS), st.integers(0, 2 * BLOCK_ROWS + 3)), min_size=1, max_size=4
+    ),
+    num_rows=st.integers(1, 3 * BLOCK_ROWS),
+)
+@settings(max_examples=30, deadline=None)
+def test_an_order_in_blocks_is_the_order(pieces: list[tuple[int, int]], num_rows: int) -> None:
+    order = Shuffled(num_rows=num_rows, seed=3)
+    in_blocks = InBlocks(order)
+    for start, count in pieces:
+        assert np.array_equal(in_blocks.rows_at(start, count), order.rows_at(start, count))
 
 
 def test_rows_of_like_length_stand_together() -> None:

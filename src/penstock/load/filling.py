@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.load.gather import Allocate, Batch, Gatherer, StretchBuffer
-from penstock.load.order import Order, Sequential, Shuffled
+from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import check_identity_size
 from penstock.load.transforms import Transform, row_keys
 from penstock.pack import Plan
@@ -52,7 +52,7 @@ class Filler:
             )
         computed = Shuffled(num_rows=plan.num_rows, seed=seed) if shuffle else Sequential(num_rows=plan.num_rows)
         self.plan, self.seed = plan, seed
-        self.order: Order = computed if order is None else order
+        self.order: Order = InBlocks(computed if order is None else order)
         self.transforms = tuple(transforms)
         self.identity = {**plan.identity, "seed": seed}
         self.identity |= {"shuffle": shuffle} if order is None else {"order": order.identity}

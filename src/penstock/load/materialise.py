@@ -8,7 +8,8 @@ arrays of one batch, numpy's or torch's, and give new ones, on the same device: 
     documents  0  0  0  0  1  1  |  2  2  2  2  3  3
     positions  0  1  2  3  0  1  |  0  1  2  3  0  1
 
-Cost with numpy: about 3 ns per place for positions and 2 for documents, at 8 bytes a place.
+Cost with numpy, per place of 8 bytes: about 0.5 ns for labels, as much for positions where documents are long and 1 ns
+where they are short, 2 for documents.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ IGNORED_LABEL = -100
 
 Integers = npt.NDArray[np.int64]
 
+# Positions of a part of a document are copied from a row that counts from 0, in half a microsecond: for parts of fewer
+# tokens than this on average, a running sum over all places is cheaper.
+LONG_PART = 512
+
 
 def document_ids(cu_seqlens: npt.NDArray[np.int32], shape: tuple[int, int]) -> Integers:
     """[B, T] int64, equal where row and document are the same; numbered from 0 in order of appearance."""
@@ -43,16 +48,37 @@ def document_ids(cu_seqlens: npt.NDArray[np.int32], shape: tuple[int, int]) -> I
     return np.repeat(np.arange(len(borders)), lengths).reshape(shape)
 
 
-def position_ids(cu_seqlens: npt.NDArray[np.int32], shape: tuple[int, int]) -> Integers:
-    """[B, T] int64, counted from 0 at each border."""
-    borders = _inside(cu_seqlens, shape)
-    places = shape[0] * shape[1]
-    return (np.arange(places) - np.repeat(borders, np.diff(borders, append=places))).reshape(shape)
+def position_ids(
+    cu_seqlens: npt.NDArray[np.int32],
+    shape: tuple[int, int],
+    *,
+    first_row: int = 0,
+    dtype: npt.DTypeLike = np.int64,
+) -> npt.NDArray[Any]:
+    """[B, T], counted from 0 at each border; of the rows from `first_row` on, where they are a part of a batch."""
+    borders = _inside(cu_seqlens, shape, first_row)
+    inside_row = np.flatnonzero(borders % shape[1])  # every row begins with a border
+    if len(inside_row) * LONG_PART > shape[0] * shape[1]:
+        steps = np.ones(shape[0] * shape[1], dtype)
+        steps[borders] = 1 - np.diff(borders, prepend=-1)
+        return np.cumsum(steps, out=steps).reshape(shape)
+    counted = np.arange(shape[1], dtype=dtype)
+    made = np.empty(shape, dtype)
+    made[:] = counted
+    flat = made.reshape(-1)
+    ends = np.append(borders, shape[0] * shape[1])[inside_row + 1]
+    for begin, end in zip(borders[inside_row].tolist(), ends.tolist(), strict=True):
+        flat[begin:end] = counted[: end - begin]
+    return made
 
 
-def labels(tokens: npt.NDArray[Any], loss_mask: npt.NDArray[np.bool_]) -> Integers:
-    """[B, T] int64: the next token, or -100 where it doesn't count."""
-    return np.where(loss_mask, tokens[:, 1:].astype(np.int64), np.int64(IGNORED_LABEL))
+def labels(
+    tokens: npt.NDArray[Any], loss_mask: npt.NDArray[np.bool_], *, dtype: npt.DTypeLike = np.int64
+) -> npt.NDArray[Any]:
+    """[B, T]: the next token, or -100 where it doesn't count."""
+    made = tokens[:, 1:].astype(dtype)
+    made[~loss_mask] = IGNORED_LABEL
+    return made
 
 
 def torch_document_ids(cu_seqlens: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
@@ -76,10 +102,12 @@ def torch_labels(tokens: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
     return torch.where(loss_mask, tokens[:, 1:].to(torch.int64), IGNORED_LABEL)
 
 
-def _inside(cu_seqlens: npt.NDArray[np.int32], shape: tuple[int, int]) -> Integers:
-    """The borders without what fills them up."""
-    count = int(np.searchsorted(cu_seqlens, shape[0] * shape[1]))
-    return cu_seqlens[:count].astype(np.int64)
+def _inside(cu_seqlens: npt.NDArray[np.int32], shape: tuple[int, int], first_row: int = 0) -> Integers:
+    """The borders in some rows, counted from these rows' begin; what fills the borders up is left out."""
+    begin = first_row * shape[1]
+    # Keys of the array's own type: for others, numpy would convert the whole array.
+    first, last = np.searchsorted(cu_seqlens, np.array([begin, begin + shape[0] * shape[1]], cu_seqlens.dtype))
+    return cu_seqlens[first:last].astype(np.int64) - begin
 
 
 def _torch_marks(cu_seqlens: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

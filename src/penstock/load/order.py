@@ -23,6 +23,7 @@ from penstock.pack import Plan
 __all__ = [
     "Curriculum",
     "GroupedByLength",
+    "InBlocks",
     "Order",
     "Sequential",
     "Shuffled",
@@ -38,6 +39,7 @@ ROUNDS = 6
 ORDER_NAMES = ("sequential", "shuffle", "group_by_length", "curriculum")
 MOST_GROUPS_REMEMBERED = 8
 LENGTHS_AT_ONCE = 2**16
+BLOCK_ROWS = 2**14
 
 Rows = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
@@ -150,6 +152,44 @@ class Shuffled:
     def rows_at(self, start: int, count: int) -> Rows:
         """See `Order`."""
         return rows_at(start, count, num_rows=self.num_rows, seed=self.seed, shuffle=True)
+
+
+class InBlocks:
+    """An order that is worked out a block at a time, the latest block remembered: numpy costs a microsecond per call
+    however little it is asked, and a permutation takes hundreds of calls. 0.05 µs a row where a stretch of a thousand
+    rows takes 0.5. Memory: one block, 128 KiB."""
+
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._latest: tuple[int, Rows] = (-1, np.empty(0, np.int64))
+
+    @property
+    def num_rows(self) -> int:
+        """See `Order`."""
+        return self._order.num_rows
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """See `Order`."""
+        return self._order.identity
+
+    def rows_at(self, start: int, count: int) -> Rows:
+        """See `Order`."""
+        parts, position, end = [np.empty(0, np.int64)], start, start + count
+        while position < end:
+            block, offset = divmod(position, BLOCK_ROWS)
+            part = self._block(block)[offset : offset + end - position]
+            parts.append(part)
+            position += len(part)
+        return parts[1] if len(parts) == 2 else np.concatenate(parts)
+
+    def _block(self, block: int) -> Rows:
+        number, rows = self._latest  # one assignment, so that threads may share an order
+        if number != block:
+            rows = self._order.rows_at(block * BLOCK_ROWS, BLOCK_ROWS)
+            rows.flags.writeable = False
+            self._latest = block, rows
+        return rows
 
 
 class GroupedByLength:

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError, MissingExtraError
-from penstock.load.fields import IGNORED_LABEL
 from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
+from penstock.load.materialise import IGNORED_LABEL, labels, position_ids
 from penstock.load.mixed import MixedLoader
 from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
 from penstock.load.wrapping import WrappedLoader
@@ -70,7 +70,7 @@ class TorchBatch:
     def labels(self) -> torch.Tensor:
         """[B, T] int64, the next tokens, `IGNORED_LABEL` where the label doesn't count."""
         if self.tokens.device.type == "cpu":
-            return torch.from_numpy(np.where(self.host_mask, self.tokens.numpy()[:, 1:], IGNORED_LABEL))
+            return torch.from_numpy(labels(self.tokens.numpy(), self.host_mask))
         return self.tokens[:, 1:].masked_fill(~self.loss_mask, IGNORED_LABEL)
 
     @cached_property
@@ -97,10 +97,8 @@ class TorchBatch:
         shape, device = self.loss_mask.shape, self.tokens.device
         begin, size = self.first_row * shape[1], self.loss_mask.numel()
         if device.type == "cpu":
-            borders = self.cu_seqlens.numpy().astype(np.int64) - begin
-            inside = borders[(borders >= 0) & (borders < size)]  # a row begins with a border, so none lies before
-            latest = np.repeat(inside, np.diff(inside, append=size))
-            return torch.from_numpy(np.arange(size) - latest).view(shape)
+            borders, size_of_rows = self.cu_seqlens.numpy(), (shape[0], shape[1])
+            return torch.from_numpy(position_ids(borders, size_of_rows, first_row=self.first_row))
         places = torch.arange(begin, begin + size, dtype=torch.int32, device=device)
         latest_border = self.cu_seqlens[torch.bucketize(places, self.cu_seqlens, right=True) - 1]
         return (places - latest_border).long().view(shape)
