@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError, ResumeError
 from penstock.load import Loader
 from penstock.load.order import (
-    ORDER_NAMES,
     BLOCK_ROWS,
+    ORDER_NAMES,
     Curriculum,
     GroupedByLength,
     InBlocks,
