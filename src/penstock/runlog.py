@@ -11,8 +11,10 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
     rows        split, seq_len, rows[{row, documents[], text}]
     length      steps, rows_per_pass, tokens_per_pass, epochs, steps_per_epoch, warmup_steps, reason
-    step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position
-    evaluation  step, split, loss, bits_per_byte, tokens, seconds
+    step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position, mfu_percent (where known)
+    epoch       epoch, step, first_step, complete, mean_train_loss, val_loss, tokens, seconds, tokens_per_second,
+                learning_rate
+    evaluation  step, split, store (one of several), loss, bits_per_byte, tokens, seconds
     checkpoint  step, path, bytes, seconds
     sample      step, prompt, text
     hardware    cpu_percent, memory_bytes, gpu[]
@@ -121,5 +123,6 @@ def latest_by_step(records: list[Record], kind: str) -> list[Record]:
     latest: dict[tuple[int, str], Record] = {}
     for record in records:
         if record.get("kind") == kind:
-            latest[record["step"], repr((record.get("split"), record.get("prompt")))] = record
+            which = repr([record.get(name) for name in ("split", "store", "prompt", "epoch")])
+            latest[record["step"], which] = record
     return sorted(latest.values(), key=lambda record: record["step"])

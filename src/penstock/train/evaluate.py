@@ -24,7 +24,7 @@ from penstock.load.torch import IGNORED_LABEL, TorchBatch, TorchLoader, sequenti
 from penstock.pack import Plan
 from penstock.train.loss import Autocast, cross_entropy_sum, logits_of
 
-__all__ = ["Evaluation", "evaluate", "evaluation_mode", "held_out_batches"]
+__all__ = ["Evaluation", "evaluate", "evaluation_mode", "evaluations_together", "held_out_batches"]
 
 HELD_OUT_SEED = 0
 
@@ -47,6 +47,17 @@ class Evaluation:
     def bits_per_byte(self) -> float:
         """Bits the model needs per byte of held-out text."""
         return self.nats / math.log(2) / self.num_bytes
+
+
+def evaluations_together(parts: Iterable[Evaluation]) -> Evaluation:
+    """Several evaluations as one: every target counts the same, wherever it lies."""
+    found = list(parts)
+    return Evaluation(
+        nats=math.fsum(one.nats for one in found),
+        num_targets=sum(one.num_targets for one in found),
+        num_bytes=sum(one.num_bytes for one in found),
+        seconds=math.fsum(one.seconds for one in found),
+    )
 
 
 def held_out_batches(plan: Plan, *, batch_rows: int, device: str, limit_rows: int | None) -> Iterator[TorchBatch]:

@@ -6,6 +6,7 @@ the checkpoint is of another store or config. Also `Progress`, what a run has co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,21 @@ __all__ = [
     "starting_point",
     "training_mixture",
     "training_plan",
-    "validation_plan",
+    "validation_plans",
 ]
 
 
 @dataclass(kw_only=True)
 class Progress:
-    """What a run has come to; the loop moves it on, and a checkpoint keeps it."""
+    """What a run has come to; the loop moves it on, and a checkpoint keeps it.
+
+    Attributes:
+        val_step: the step of the last evaluation.
+        best_loss: the lowest held-out loss, of step `best_step`; lower by less than `min_delta` doesn't count.
+        evaluations_without_gain: since then.
+        pass_nats, pass_tokens, pass_seconds, pass_first_step: of the pass over the rows under way.
+        stop_reason: why the run ended before its last step, for good.
+    """
 
     step: int = 0
     tokens: int = 0
@@ -38,19 +47,42 @@ class Progress:
     first_loss: float | None = None
     final_loss: float | None = None
     skipped_in_a_row: int = 0
+    val_step: int | None = None
     val_loss: float | None = None
     val_bits_per_byte: float | None = None
+    best_step: int | None = None
+    best_loss: float | None = None
+    evaluations_without_gain: int = 0
+    pass_first_step: int = 1
+    pass_nats: float = 0.0
+    pass_tokens: int = 0
+    pass_seconds: float = 0.0
+    stop_reason: str | None = None
     is_finished: bool = False
 
     def count_step(self, *, loss: float, is_finite: bool, tokens: int, seconds: float) -> None:
         """Adds one step; a loss that isn't finite counts as skipped and leaves the figures alone."""
         self.step += 1
         self.seconds += seconds
+        self.pass_seconds += seconds
         self.skipped_in_a_row = 0 if is_finite else self.skipped_in_a_row + 1
         self.tokens += tokens
         if is_finite:
             self.first_loss = loss if self.first_loss is None else self.first_loss
             self.final_loss = loss
+            self.pass_nats += loss * tokens
+            self.pass_tokens += tokens
+
+    def count_evaluation(self, *, loss: float, bits_per_byte: float, min_delta: float) -> None:
+        """Adds one evaluation; it is the best so far if its loss is lower than the best by at least `min_delta`."""
+        self.val_step, self.val_loss, self.val_bits_per_byte = self.step, loss, bits_per_byte
+        # Written so that a loss which isn't a number is never the best.
+        if loss < math.inf and (
+            self.best_loss is None or (loss < self.best_loss and self.best_loss - loss >= min_delta)
+        ):
+            self.best_step, self.best_loss, self.evaluations_without_gain = self.step, loss, 0
+        else:
+            self.evaluations_without_gain += 1
 
 
 def starting_point(run_folder: Path, log: RunLog, *, resume: bool) -> Checkpoint | None:
@@ -84,12 +116,18 @@ def refuse_another_run(checkpoint: Checkpoint, config: TrainConfig, store: Store
         )
     if checkpoint.state["settings_digest"] == config.digest():
         return
-    saved, given = checkpoint.state["settings"], config.bound_settings()
+    given = config.bound_settings()
+    # A key that Penstock has learned since: the run went by what is its default now.
+    saved = {**TrainConfig().bound_settings(), **checkpoint.state["settings"]}
+    if config.is_by_passes:
+        saved.pop("steps", None)
     changed = [
         f"{key} was {saved.get(key, 'unknown')}, is {given.get(key, 'unknown')}"
         for key in sorted(saved.keys() | given.keys())
         if saved.get(key) != given.get(key)
     ]
+    if not changed:
+        return
     raise ResumeError(
         f"the run was started with another config: {'; '.join(changed)}",
         hint=f"use the same values, or start with another --out; free to change are {', '.join(sorted(FREE_KEYS))}",
@@ -126,18 +164,24 @@ def training_mixture(config: TrainConfig, stores: Mapping[str, Store]) -> Mixtur
     )
 
 
-def validation_plan(config: TrainConfig, store: Store, log: RunLog) -> Plan | None:
-    """The rows of the `val` split, or None, recorded with the reason, if there are none."""
+def validation_plans(config: TrainConfig, stores: Mapping[str, Store], log: RunLog) -> dict[str, Plan]:
+    """The rows of each store's `val` split, by the store's name; one that has none is recorded with the reason."""
+    plans = {}
+    for name, store in stores.items():
+        plan, why = _validation_plan(config, store)
+        if plan is not None:
+            plans[name] = plan
+        else:
+            log.append("event", message=f"no held-out evaluation{f' on {name}' if len(stores) > 1 else ''}: {why}")
+    return plans
+
+
+def _validation_plan(config: TrainConfig, store: Store) -> tuple[Plan | None, str]:
+    """The rows, or None and why."""
     if "val" not in store.manifest.splits:
-        names = ", ".join(store.manifest.splits)
-        log.append("event", message=f"no held-out evaluation: expected a split 'val', the store has {names}")
-        return None
+        return None, f"expected a split 'val', the store has {', '.join(store.manifest.splits)}"
     try:
         plan = training_plan(config, store, split="val")
     except PlanError as error:
-        log.append("event", message=f"no held-out evaluation: {error.message}")
-        return None
-    if plan.num_rows == 0:
-        log.append("event", message="no held-out evaluation: the val split has no rows")
-        return None
-    return plan
+        return None, error.message
+    return (plan, "") if plan.num_rows else (None, "the val split has no rows")
