@@ -123,6 +123,7 @@ def test_warm_up_is_the_ceiling_of_its_share_and_fits_the_run(settings: list[str
 
 def test_only_free_keys_leave_the_digest_alone() -> None:
     changed = {
+        "async_checkpoints=false",
         "checkpoint_every_steps=9",
         "eval_every_steps=9",
         "eval_rows=9",
@@ -133,6 +134,7 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
         "mix=[a=2]",
         "mix_epochs=[a=2]",
         "mix_temperature=2",
+        "parallel=ddp",
         "prefetch_batches=9",
         "sample_tokens=9",
         "stop_after_steps=9",

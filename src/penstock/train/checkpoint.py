@@ -3,15 +3,19 @@
     RUN/checkpoints/step-00000120/
         model.safetensors       parameters by plain name
         optimizer.safetensors   exp_avg.<name>, exp_avg_sq.<name>, step.<name>
-        state.json              step, loader and random state, settings, choices; size and hash of the two files above,
+        state.json              step, loader and random state, settings, choices; size and hash of the files beside it,
                                 and `digest`, the hash of all the rest of itself
+
+A run whose parameters are sharded writes `shard-00001-….safetensors` and so on in place of the first two files
+(sharded_checkpoint.py).
 
 In: named tensors and a JSON state. Out: a folder that appears under its name only when every byte of it is on the disk.
 A save is written under a temporary name and renamed; it is read back and verified before older ones go. Loading takes
 the newest checkpoint whose every hash agrees; a damaged one is passed over and named in the run's log.
 
 Cost: one serialised copy of the tensors in memory at a time (three times the parameters' size for the optimizer and
-the model together, one after the other), one write, and two passes of BLAKE3, about 3 GB/s each.
+the model together, one after the other), one write, and two passes of BLAKE3, about 3 GB/s each. A save that is written
+while training goes on (saving.py) needs a copy of the tensors in host memory beside that.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,12 +44,15 @@ __all__ = [
     "Checkpoint",
     "checkpoint_folders",
     "find_latest",
+    "host_copies",
+    "is_sharded",
     "load_parameters",
     "plain_parameters",
     "prune_checkpoints",
     "read_tensors",
     "remove_unfinished_saves",
     "save_checkpoint",
+    "trained_parameters",
 ]
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -54,6 +62,7 @@ OPTIMIZER_NAME = "optimizer.safetensors"
 STATE_NAME = "state.json"
 
 _FOLDER_NAME = re.compile(r"step-(\d{8,})")
+SHARD_NAME = re.compile(r"shard-\d{5}-model-00001-of-00001\.safetensors")
 # State is some 40 KB; a limit keeps a damaged or hostile file from filling the memory before it is refused.
 _STATE_LIMIT_BYTES = 16 * 2**20
 
@@ -77,6 +86,11 @@ def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     return {_plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those that training changes, by plain name: what checkpoints hold."""
+    return {name: parameter for name, parameter in plain_parameters(model).items() if parameter.requires_grad}
+
+
 def _plain_name(name: str) -> str:
     return name.removeprefix("module.").replace("_orig_mod.", "").removeprefix("module.")
 
@@ -84,7 +98,7 @@ def _plain_name(name: str) -> str:
 @torch.no_grad()
 def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Copies saved parameters into the model; refuses another model's by name and shape."""
-    parameters = plain_parameters(model)
+    parameters = trained_parameters(model)
     odd = sorted(set(parameters) ^ set(tensors))
     odd += [name for name in parameters if name in tensors and tensors[name].shape != parameters[name].shape]
     if odd:
@@ -96,6 +110,26 @@ def load_parameters(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
         parameter.copy_(tensors[name])
 
 
+def host_copies(tensors: Mapping[str, Tensor], buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors as they are now, in host memory; whatever is done to the originals later doesn't change them.
+
+    `buffers` keeps the memory from one call to the next: pinning pages for a GPU's copies costs more than the copies.
+    """
+    for name in [name for name in buffers if name not in tensors]:
+        del buffers[name]
+    on_gpu = False
+    for name, tensor in tensors.items():
+        buffer = buffers.get(name)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            buffers[name] = buffer
+        buffer.copy_(tensor.detach(), non_blocking=True)
+        on_gpu |= tensor.is_cuda
+    if on_gpu:
+        torch.cuda.synchronize()
+    return dict(buffers)
+
+
 def save_checkpoint(
     run_folder: Path,
     *,
@@ -105,26 +139,41 @@ def save_checkpoint(
     state: Mapping[str, Any],
 ) -> Checkpoint:
     """Writes one checkpoint and reads it back. An `OSError` or `DiskError` leaves the older ones as they were."""
-    final = run_folder / CHECKPOINTS_NAME / f"step-{step:08d}"
+    with unfinished_folder(run_folder, step) as temporary:
+        files = {
+            MODEL_NAME: write_tensors(temporary / MODEL_NAME, model_tensors),
+            OPTIMIZER_NAME: write_tensors(temporary / OPTIMIZER_NAME, optimizer_tensors),
+        }
+        return committed(temporary, run_folder, step=step, files=files, state=state)
+
+
+@contextmanager
+def unfinished_folder(run_folder: Path, step: int) -> Iterator[Path]:
+    """A new folder under a temporary name, for `committed` to rename; removed if an `OSError` ends the block."""
+    final = _folder_of(run_folder, step)
     fs.make_folder(final.parent)
     temporary = fs.temporary_path(final)
     try:
         fs.make_folder(temporary)
-        files = {
-            MODEL_NAME: _write_tensors(temporary / MODEL_NAME, model_tensors),
-            OPTIMIZER_NAME: _write_tensors(temporary / OPTIMIZER_NAME, optimizer_tensors),
-        }
-        document = {**state, "format": STATE_FORMAT, "step": step, "files": files}
-        document["digest"] = digest_of(document)
-        fs.write_atomic(temporary / STATE_NAME, json.dumps(document, indent=1).encode())
-        # Whole checkpoints of this step aren't saved again, so what bears the name is a damaged one.
-        fs.remove_tree(final)
-        fs.replace_tree(temporary, final)
+        yield temporary
     except OSError:
         # Gives the space back at once: the run goes on, and its log needs some. What is left waits for the next start.
         if temporary.exists():
             fs.remove_tree(temporary)
         raise
+
+
+def committed(
+    temporary: Path, run_folder: Path, *, step: int, files: Mapping[str, Any], state: Mapping[str, Any]
+) -> Checkpoint:
+    """Writes the state beside the files, gives the folder its name, and reads all of it back."""
+    final = _folder_of(run_folder, step)
+    document = {**state, "format": STATE_FORMAT, "step": step, "files": files}
+    document["digest"] = digest_of(document)
+    fs.write_atomic(temporary / STATE_NAME, json.dumps(document, indent=1).encode())
+    # Whole checkpoints of this step aren't saved again, so what bears the name is a damaged one.
+    fs.remove_tree(final)
+    fs.replace_tree(temporary, final)
     try:
         return _verified(final)
     except _Damage as damage:
@@ -134,7 +183,11 @@ def save_checkpoint(
         ) from damage
 
 
-def _write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+def _folder_of(run_folder: Path, step: int) -> Path:
+    return run_folder / CHECKPOINTS_NAME / f"step-{step:08d}"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Writes a safetensors file; returns its size and hash."""
     data = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
     fs.write_atomic(path, data)
@@ -151,6 +204,11 @@ def checkpoint_folders(run_folder: Path) -> list[Path]:
     folder = run_folder / CHECKPOINTS_NAME
     found = folder.iterdir() if folder.is_dir() else iter(())
     return sorted((path for path in found if _FOLDER_NAME.fullmatch(path.name)), key=_step_of, reverse=True)
+
+
+def is_sharded(checkpoint: Checkpoint) -> bool:
+    """Whether a checkpoint is made of the shards of several ranks (sharded_checkpoint.py)."""
+    return all(SHARD_NAME.fullmatch(name) for name in checkpoint.state["files"])
 
 
 def _step_of(folder: Path) -> int:
@@ -181,7 +239,7 @@ def _verified(folder: Path) -> Checkpoint:
     if state["step"] != _step_of(folder):
         raise _Damage(f"{STATE_NAME}: says step {state['step']}, but the folder is named otherwise")
     num_bytes = (folder / STATE_NAME).stat().st_size
-    for name in (MODEL_NAME, OPTIMIZER_NAME):
+    for name in _expected_files(state):
         _verify_file(folder / name, state["files"][name])
         num_bytes += state["files"][name]["bytes"]
     return Checkpoint(path=folder, step=state["step"], state=state, num_bytes=num_bytes)
@@ -203,6 +261,16 @@ def _verified_state(path: Path) -> dict[str, Any]:
     return state
 
 
+def _expected_files(state: Mapping[str, Any]) -> list[str]:
+    """The two files of a plain checkpoint, or all shards of the others; never a name that leads elsewhere."""
+    files = state.get("files")
+    names = sorted(files) if isinstance(files, dict) else []
+    is_sharded = bool(names) and all(SHARD_NAME.fullmatch(name) for name in names)
+    if not is_sharded and names != [MODEL_NAME, OPTIMIZER_NAME]:
+        raise _Damage(f"{STATE_NAME}: names the files {names[:4]}, expected {MODEL_NAME} and {OPTIMIZER_NAME}")
+    return names
+
+
 def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
     try:
         with path.open("rb") as file:
@@ -217,12 +285,13 @@ def _verify_file(path: Path, expected: Mapping[str, Any]) -> None:
         raise _Damage(f"{path.name}: hash {found[:16]}, expected {expected['blake3'][:16]}")
 
 
-def prune_checkpoints(run_folder: Path, *, keep: int, verified: Checkpoint) -> None:
-    """Removes all but the `keep` newest; `verified`, just saved, always stays.
+def prune_checkpoints(run_folder: Path, *, keep: int, verified: Checkpoint, protected: Collection[str] = ()) -> None:
+    """Removes all but the `keep` newest and those whose folder's name is in `protected` (the best one, for instance).
 
-    Folders of later steps than `verified` are damaged ones that a resume passed over: they count as none.
+    `verified`, just saved, always stays. Folders of later steps than `verified` are damaged ones that a resume passed
+    over: they count as none.
     """
-    folders = checkpoint_folders(run_folder)
+    folders = [folder for folder in checkpoint_folders(run_folder) if folder.name not in protected]
     older = [folder for folder in folders if _step_of(folder) < verified.step]
     newer = [folder for folder in folders if _step_of(folder) > verified.step]
     for folder in [*newer, *older[keep - 1 :]]:

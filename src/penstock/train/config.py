@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
@@ -27,18 +27,30 @@ from penstock.train.model_config import AdapterConfig, ModelConfig, Settings
 from penstock.train.schedule import Schedule
 from penstock.train.shape import PRESETS
 
-__all__ = ["FREE_KEYS", "AdapterConfig", "ModelConfig", "TrainConfig", "load_config"]
+if TYPE_CHECKING:
+    from penstock.train.adapters import Adaptation
+
+__all__ = ["FREE_KEYS", "AdapterConfig", "ModelConfig", "TrainConfig", "load_adapted", "load_config"]
 
 DEFAULT_STEPS = 200
 DEFAULT_WARMUP_RATIO = 0.1
 DEFAULT_DECAY_RATIO = 0.2
 # What gives a run its length; one of them is given.
 LENGTH_KEYS = ("steps", "epochs", "target_tokens")
+# What leaves a file's settings where the command line sets another.
+RIVALS = {
+    "steps": ("epochs", "target_tokens", "min_epochs", "max_epochs"),
+    "epochs": ("steps", "target_tokens", "min_epochs", "max_epochs"),
+    "target_tokens": ("steps", "epochs"),
+    "warmup_steps": ("warmup_ratio", "warmup_steps_min", "warmup_steps_max"),
+    "warmup_ratio": ("warmup_steps",),
+}
 # Keys that shape one schedule and do nothing under the others.
 SCHEDULE_OF_KEY = {"schedule_power": "polynomial", "schedule_cycles": "cosine-restarts", "decay_ratio": "wsd"}
 
 FREE_KEYS = frozenset(
     {
+        "async_checkpoints",
         "checkpoint_every_steps",
         "eval_every_steps",
         "eval_rows",
@@ -51,6 +63,8 @@ FREE_KEYS = frozenset(
         "mix_epochs",
         "mix_temperature",
         "network",
+        # A run may go on in another number of processes: the batches and their order are the same.
+        "parallel",
         "prefetch_batches",
         "sample_tokens",
         "stop_after_steps",
@@ -129,6 +143,10 @@ class TrainConfig(Settings):
     keep_best: bool | None = Field(default=None, description="keep the best checkpoint; None: with patience")
     checkpoint_every_steps: int | None = Field(default=50, ge=1, description="None: at the end only")
     keep_checkpoints: int = Field(default=2, ge=1)
+    async_checkpoints: bool = Field(default=True, description="written by a thread while training goes on")
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = Field(
+        default="auto", description="how processes started by torchrun share the work; docs/distributed.md"
+    )
     log_every_steps: int = Field(default=1, ge=1)
     trackers: tuple[Literal["wandb", "mlflow", "trackio"], ...] = Field(
         default=(), description="beside TensorBoard's files"
@@ -266,13 +284,40 @@ def _refuse_idle_key(config: TrainConfig, key: str, *, is_idle: bool, why: str) 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> TrainConfig:
     """The config of a file, `overrides` such as `model.num_layers=6` laid over it; values are YAML scalars."""
-    settings = {} if path is None else _read_settings(path)
+    return load_adapted(path, overrides)[0]
+
+
+def load_adapted(path: Path | None = None, overrides: Sequence[str] = ()) -> tuple[TrainConfig, Adaptation | None]:
+    """The same, and what became of the file's keys where it was written for another trainer; see adapters."""
+    over: dict[str, Any] = {}
+    for override in overrides:
+        _lay_over(over, override)
+    settings, adaptation = ({}, None) if path is None else _adapted_settings(path, over)
+    _make_room(settings, over)
     for override in overrides:
         _lay_over(settings, override)
     try:
-        return TrainConfig.model_validate(settings)
+        return TrainConfig.model_validate(settings), adaptation
     except ValidationError as error:
         raise _as_config_error(error, where=f" in {path}" if path else "") from error
+
+
+def _adapted_settings(path: Path, over: dict[str, Any]) -> tuple[dict[str, Any], Adaptation | None]:
+    from penstock.train.adapters import adapted
+
+    settings = _read_settings(path)
+    model = over.get("model")
+    pretrained = model.get("pretrained") if isinstance(model, dict) else None
+    adaptation = adapted(settings, path=path, ours=frozenset(TrainConfig.model_fields), pretrained=pretrained)
+    return (settings, None) if adaptation is None else (adaptation.settings, adaptation)
+
+
+def _make_room(settings: dict[str, Any], over: dict[str, Any]) -> None:
+    """Takes out of a file's settings what can't stand beside those laid over it: its epochs, beside steps=10."""
+    for key, rivals in RIVALS.items():
+        if over.get(key) is not None:
+            for rival in rivals:
+                settings.pop(rival, None)
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

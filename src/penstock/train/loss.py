@@ -126,15 +126,19 @@ def add_gradients(
     document_boundaries: bool,
     autocast: Autocast,
     loss_kernel: str = "plain",
+    divisor: float | None = None,
+    before_micro_batch: Callable[[bool], None] = lambda is_last: None,
 ) -> Tensor:
     """Runs a step's batch in micro-batches, adds its gradients to the parameters', and returns the mean loss.
 
-    The result stays on the device: reading it would make the host wait for each micro-batch.
+    The result stays on the device: reading it would make the host wait for each micro-batch. A process that runs a
+    share of the rows gives the `divisor` of its sums, and is told before each micro-batch whether it is the last.
     """
     # A batch without a single target has a gradient of zero, not of 0/0.
-    num_targets = max(1, batch.num_targets)
+    num_targets = max(1, batch.num_targets) if divisor is None else divisor
     total = torch.zeros((), device=batch.inputs.device)
     for first_row in range(0, len(batch), micro_batch_rows):
+        before_micro_batch(first_row + micro_batch_rows >= len(batch))
         nats = nats_of(
             model,
             batch[first_row : first_row + micro_batch_rows],

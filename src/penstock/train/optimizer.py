@@ -24,6 +24,7 @@ from penstock.errors import ConfigError, ResumeError
 from penstock.train.bfloat16_adamw import BFloat16AdamW
 
 __all__ = [
+    "allocate_state",
     "build_optimizer",
     "has_fused_update",
     "library_of",
@@ -93,6 +94,13 @@ def build_optimizer(
     return eight_bit
 
 
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Makes the state of all parameters, as the first update would: here running out of memory spoils nothing."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = _new_state(optimizer, parameter)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) -> None:
     """The rate of the next update, for all groups."""
     for group in optimizer.param_groups:
@@ -137,7 +145,8 @@ def _flat_parts(state: Mapping[str, Any]) -> Iterator[tuple[str, Tensor]]:
     for part, value in state.items():
         if part in _TABLE_PARTS:
             continue
-        if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__"):
+        # A sharded state (DTensor) stays whole: checkpoints know how to write it.
+        if isinstance(value, Tensor) and hasattr(value, "__tensor_flatten__") and not hasattr(value, "device_mesh"):
             for inner in value.__tensor_flatten__()[0]:
                 if inner not in _TABLE_PARTS:
                     yield f"{part}_{inner}", getattr(value, inner)
