@@ -17,9 +17,11 @@ import numpy as np
 
 from penstock.errors import PenstockError
 from penstock.load import Loader
+from penstock.load.mixed import MixedLoader
 from penstock.load.transforms import RandomCrop
 from penstock.pack import Plan, plan_concat
-from penstock.store import open_store
+from penstock.pack.mixture import Mixture, make_mixture
+from penstock.store import Store, open_store
 
 SEQ_LEN, BATCH_ROWS, SEED, STOP, NUM_BATCHES = 16, 8, 3, 5, 40
 FIELDS = ("input_ids", "labels", "position_ids", "document_ids")
@@ -27,6 +29,18 @@ FIELDS = ("input_ids", "labels", "position_ids", "document_ids")
 
 def stream(plan: Plan) -> dict[str, Any]:
     return {"seed": SEED, "transforms": [RandomCrop.for_plan(plan, rate=0.3)]}
+
+
+def mixture_of(store: Store, weight: float) -> Mixture:
+    return make_mixture({"parts": store}, [f"memory/0*={weight}"], split="val", seq_len=SEQ_LEN)
+
+
+def mixed_state(store: Store) -> dict[str, Any]:
+    """Of a mixture after some batches; another weight goes on from it with a stage of its own."""
+    with MixedLoader(mixture_of(store, 3), batch_rows=BATCH_ROWS, seed=SEED) as loader:
+        for _ in range(STOP):
+            next(loader)
+        return loader.state_dict()
 
 
 def refusal(load: Any) -> str:
@@ -64,6 +78,10 @@ def read_jax(plan: Plan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         batch = next(again)
         told["shards_of_four"] = [list(shard.data.shape) for shard in batch.labels.addressable_shards]
         told["resumed"] = np.asarray(batch.input_ids).tolist()
+    with JaxLoader(mixture_of(plan.store, 0.5), batch_rows=BATCH_ROWS, seed=SEED) as mixed:
+        mixed.load_state_dict(mixed_state(plan.store))
+        told["mixed"] = [np.asarray(next(mixed).input_ids).tolist() for _ in range(STOP)]
+        told["mixed_state"] = mixed.state_dict()
     told["too_few_rows"] = refusal(lambda: JaxLoader(plan, batch_rows=6))
     told["no_axis"] = refusal(lambda: JaxLoader(plan, batch_rows=8, mesh=mesh, axis="rows"))
     return batches, told
@@ -102,6 +120,11 @@ def read_grain(plan: Plan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     told["refused_batch_size"] = refusal(
         lambda: iter(grain_pipeline(plan, **{**options, "batch_rows": 4})).set_state(states[2])
     )
+    mixed_options = {"batch_rows": BATCH_ROWS, "seed": SEED, "fields": ["input_ids"]}
+    mixed = iter(grain_pipeline(mixture_of(plan.store, 0.5), state=mixed_state(plan.store), **mixed_options))
+    told["mixed"] = [next(mixed)["input_ids"].tolist() for _ in range(STOP)]
+    told["mixed_state"] = mixed.get_state()
+    told["rows_of_a_mixture"] = refusal(lambda: RowSource(mixture_of(plan.store, 0.5)))
     checkpoint = grain.checkpoint.CheckpointHandler()
     from etils import epath
 
@@ -139,6 +162,10 @@ def read_tensorflow(plan: Plan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         again = TensorFlowLoader(plan, **options)
         again.load_state_dict(state)
         told["resumed"].append(next(again)["row"].numpy().tolist())
+    mixed = TensorFlowLoader(mixture_of(plan.store, 0.5), batch_rows=BATCH_ROWS, seed=SEED)
+    mixed.load_state_dict(mixed_state(plan.store))
+    told["mixed"] = [next(mixed)["input_ids"].numpy().tolist() for _ in range(STOP)]
+    told["mixed_state"] = mixed.state_dict()
     first = next(iter(TensorFlowLoader(plan, **options).dataset()))
     told["state_after_one"] = loader.state_after(first)["position"]
     told["shape"] = list(loader.dataset().element_spec["input_ids"].shape)

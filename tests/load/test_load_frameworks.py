@@ -16,10 +16,11 @@ import pytest
 
 from penstock.load import Loader
 from penstock.load.fields import fields_of
+from penstock.load.mixed import MixedLoader
 from penstock.pack import plan_concat
 
 from .conftest import Sample
-from .frameworks import BATCH_ROWS, FIELDS, NUM_BATCHES, SEED, SEQ_LEN, STOP, stream
+from .frameworks import BATCH_ROWS, FIELDS, NUM_BATCHES, SEED, SEQ_LEN, STOP, mixed_state, mixture_of, stream
 
 Samples = Callable[[str], Sample]
 CHILD = Path(__file__).with_name("frameworks.py")
@@ -65,6 +66,16 @@ def assert_streams_equal(arrays: dict[str, Any], wanted: dict[str, Any]) -> None
         np.testing.assert_array_equal(arrays[name], wanted[name], err_msg=name)
 
 
+def assert_mixtures_equal(told: dict[str, Any], one: Sample) -> None:
+    """A mixture's stream goes on in the framework, from a state and with other weights, as in `MixedLoader`."""
+    with MixedLoader(mixture_of(one.store, 0.5), batch_rows=BATCH_ROWS, seed=SEED) as loader:
+        loader.load_state_dict(mixed_state(one.store))
+        assert told["mixed"] == [next(loader).tokens[:, :-1].tolist() for _ in range(STOP)]
+        state = loader.state_dict()
+    assert len(state["stages"]) == 2
+    assert {name: told["mixed_state"][name] for name in state} == state
+
+
 def test_jax_on_a_mesh(sample: Samples, tmp_path: Path) -> None:
     one = sample("parts")
     wanted, states = expected(one)
@@ -79,6 +90,7 @@ def test_jax_on_a_mesh(sample: Samples, tmp_path: Path) -> None:
     assert told["resumed"] == wanted["input_ids"][STOP * BATCH_ROWS : (STOP + 1) * BATCH_ROWS].tolist()
     assert f"saved {SEED + 1}" in told["refused"]
     assert f"here {SEED}" in told["refused"]
+    assert_mixtures_equal(told, one)
     assert "6 rows" in told["too_few_rows"]
     assert "'rows'" in told["no_axis"]
 
@@ -96,6 +108,8 @@ def test_grain(sample: Samples, tmp_path: Path) -> None:
     assert [row for half in told["halves"] for row in half] == rows[STOP][:4]
     num_rows = plan_concat(one.store, split="val", seq_len=SEQ_LEN).num_rows
     assert [row for batch in told["one_pass"] for row in batch] == wanted["row"][:num_rows].tolist()
+    assert_mixtures_equal(told, one)
+    assert "mixture" in told["rows_of_a_mixture"]
     assert sorted(told["data_loader_rows"]) == list(range(num_rows))
     assert told["travelled"]
     assert f"saved {SEED + 1}" in told["refused"]
@@ -110,6 +124,7 @@ def test_tensorflow(sample: Samples, tmp_path: Path) -> None:
     assert_streams_equal(arrays, wanted)
     assert told["state"] == states[STOP]
     assert told["resumed"] == wanted["row"].reshape(-1, BATCH_ROWS)[1:-2:16].tolist()
+    assert_mixtures_equal(told, one)
     assert told["state_after_one"] == BATCH_ROWS
     assert told["shape"] == [BATCH_ROWS, SEQ_LEN]
     assert f"here {SEED}" in told["refused"]

@@ -1,4 +1,4 @@
-"""A plan in Grain: a data source over its rows, and a ready pipeline that is the stream of `Loader`.
+"""A plan or a mixture in Grain: a data source over its rows, and a ready pipeline that is the stream of `Loader`.
 
 The pipeline's element k is batch k, gathered in one go by Grain's own threads. Its iterator is saved and restored by
 Grain (`get_state`, `set_state`, its Orbax handler) in constant time; the state holds the stream's identity and the
@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import MissingExtraError, ResumeError
+from penstock.errors import ConfigError, MissingExtraError, ResumeError
 from penstock.load.fields import DEFAULT_FIELDS, check_fields, fields_of
 from penstock.load.filling import Filler
-from penstock.load.reopening import PlanAddress
+from penstock.load.mixed import MixedFiller, filler_of, restored_position, state_at
+from penstock.load.reopening import address_of
 from penstock.load.sharing import Share
-from penstock.load.state import position_in, saved_state
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 try:
     import grain
@@ -39,7 +40,7 @@ class _Source:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Mixture,
         *,
         fields: Sequence[str] = DEFAULT_FIELDS,
         labels: str = "next",
@@ -49,19 +50,23 @@ class _Source:
         self.plan = plan
         self._fields, self._labels, self._dtype = check_fields(fields, labels), labels, np.dtype(dtype)
         self._stream = stream
-        self.filler = Filler(plan, **stream)
+        self.filler = filler_of(plan, **stream)
 
     def _read(self, rows: npt.NDArray[np.int64], passes: npt.NDArray[np.int64]) -> Fields:
         return fields_of(self.filler.read(rows, passes), self._fields, labels=self._labels, dtype=self._dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in ("plan", "filler")}
-        return {**kept, "plan": PlanAddress.of(self.plan)}
+        stages = self.filler.schedule.stages if isinstance(self.filler, MixedFiller) else ()
+        return {**kept, "plan": address_of(self.plan), "stages": stages}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        stages = state.pop("stages")
         self.__dict__.update(state)
         self.plan = state["plan"].open()
-        self.filler = Filler(self.plan, **self._stream)
+        self.filler = filler_of(self.plan, **self._stream)
+        if isinstance(self.filler, MixedFiller):
+            self.filler.schedule = self.filler.schedule_of(stages)
 
 
 class RowSource(_Source):
@@ -74,6 +79,13 @@ class RowSource(_Source):
         dtype: of the arrays.
         stream: transforms and their seed.
     """
+
+    def __init__(self, plan: Plan, **options: Any) -> None:
+        if isinstance(plan, Mixture):
+            raise ConfigError(
+                "a mixture is a stream, of which Grain can't reorder the rows", hint="use `grain_pipeline(mixture, …)`"
+            )
+        super().__init__(plan, **options)
 
     def __len__(self) -> int:
         return self.plan.num_rows
@@ -93,12 +105,12 @@ class BatchSource(_Source):
     """A Grain `RandomAccessDataSource`: item k is this process's share of the stream's k-th global batch.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         share: which rows are this process's.
         options: see `RowSource`; and seed, shuffle, order, transforms as in `Loader`.
     """
 
-    def __init__(self, plan: Plan, share: Share, **options: Any) -> None:
+    def __init__(self, plan: Plan | Mixture, share: Share, **options: Any) -> None:
         super().__init__(plan, **options)
         self.share = share
 
@@ -116,7 +128,7 @@ class BatchSource(_Source):
 
 
 def grain_pipeline(
-    plan: Plan,
+    plan: Plan | Mixture,
     *,
     batch_rows: int,
     passes: int | None = None,
@@ -130,9 +142,9 @@ def grain_pipeline(
     """The stream of `Loader` as a Grain pipeline of batches.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         batch_rows: rows per global batch.
-        passes: end after this many passes; None for an endless stream.
+        passes: end after this many passes (of a mixture: epochs); None for an endless stream.
         rank: which share of each global batch (`jax.process_index()`).
         world_size: number of shares (`jax.process_count()`).
         state: where to begin: a state of this stream by whatever reader, batch size and world size.
@@ -145,31 +157,32 @@ def grain_pipeline(
     """
     share = Share(batch_rows=batch_rows, rank=rank, world_size=world_size, piece_rows=max(1, batch_rows // world_size))
     source = BatchSource(plan, share, **options)
-    start = 0 if state is None else position_in(state, source.filler.identity)
-    end = None if passes is None else (start // plan.num_rows + passes) * plan.num_rows
+    start = 0 if state is None else restored_position(source.filler, state)
+    size = plan.epoch_rows if isinstance(plan, Mixture) else plan.num_rows
+    end = None if passes is None else (start // size + passes) * size
     source.share = Share(
         batch_rows=batch_rows, rank=rank, world_size=world_size, piece_rows=share.piece_rows, start=start, end=end
     )
     reading = grain.ReadOptions(num_threads=num_threads, prefetch_buffer_size=prefetch_batches if num_threads else 0)
     batches = grain.MapDataset.source(source).to_iter_dataset(reading)
-    return _Checked(batches, source.filler.identity, source.share)
+    return _Checked(batches, source.filler, source.share)
 
 
 class _Checked(grain.IterDataset[Fields]):
     """The same elements; the iterator's state says what it is a state of."""
 
-    def __init__(self, parent: grain.IterDataset[Fields], identity: dict[str, Any], share: Share) -> None:
+    def __init__(self, parent: grain.IterDataset[Fields], filler: Filler, share: Share) -> None:
         super().__init__(parent)
-        self._identity, self._share = identity, share
+        self._filler, self._share = filler, share
 
     def __iter__(self) -> grain.DatasetIterator[Fields]:
-        return _CheckedIterator(self._parent.__iter__(), self._identity, self._share)
+        return _CheckedIterator(self._parent.__iter__(), self._filler, self._share)
 
 
 class _CheckedIterator(grain.DatasetIterator[Fields]):
-    def __init__(self, parent: grain.DatasetIterator[Fields], identity: dict[str, Any], share: Share) -> None:
+    def __init__(self, parent: grain.DatasetIterator[Fields], filler: Filler, share: Share) -> None:
         super().__init__(parent)
-        self._identity, self._share = identity, share
+        self._filler, self._share = filler, share
         self._given = 0
 
     def __next__(self) -> Fields:
@@ -183,7 +196,7 @@ class _CheckedIterator(grain.DatasetIterator[Fields]):
         position = share.start + self._given * share.batch_rows
         position = position if share.end is None else min(position, share.end)
         place = {"start": share.start, "batch_rows": share.batch_rows, "given": self._given}
-        return {**saved_state(position, self._identity), "place": place, "grain": self._parent.get_state()}
+        return {**state_at(self._filler, position), "place": place, "grain": self._parent.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Goes to a saved state.
@@ -191,7 +204,7 @@ class _CheckedIterator(grain.DatasetIterator[Fields]):
         Raises:
             ResumeError: it belongs to another stream, or to one begun or cut otherwise.
         """
-        position_in(state, self._identity)
+        restored_position(self._filler, state)
         place = state.get("place")
         here = {"start": self._share.start, "batch_rows": self._share.batch_rows}
         if not isinstance(place, dict) or {name: place.get(name) for name in here} != here or "grain" not in state:

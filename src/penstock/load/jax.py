@@ -17,9 +17,10 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.load.fields import IGNORED_LABEL, document_begins
 from penstock.load.gather import Batch
-from penstock.load.loader import Loader
+from penstock.load.mixed import loader_of
 from penstock.load.wrapping import WrappedLoader
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 try:
     import jax
@@ -40,7 +41,7 @@ class JaxBatch:
         labels: the next tokens, -100 where the label doesn't count.
         position_ids: counted from each document's begin.
         document_ids: 1, 2, 3… in each row; attention stays inside equal numbers. Known elsewhere as segment ids.
-        rows: the plan's row numbers of this process, on the host.
+        rows: the plan's row numbers of this process, on the host; of a mixture, numbers in the plans of their sources.
         position: rows consumed by all processes before this batch.
     """
 
@@ -56,7 +57,7 @@ class JaxLoader(WrappedLoader):
     """`Loader` with JAX arrays: an endless iterator of `JaxBatch`.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         batch_rows: rows per global batch, over all processes and devices.
         mesh: the devices; None for all of them on one axis named "data".
         axis: the mesh axis, or axes, along which rows are cut; over the others they are copied.
@@ -66,7 +67,7 @@ class JaxLoader(WrappedLoader):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Mixture,
         *,
         batch_rows: int,
         mesh: Mesh | None = None,
@@ -88,7 +89,7 @@ class JaxLoader(WrappedLoader):
         self.sharding = NamedSharding(mesh, PartitionSpec(axes))
         self._batch_rows = batch_rows
         place = {"rank": jax.process_index(), "world_size": jax.process_count()}
-        self._loader = Loader(plan, batch_rows=batch_rows, **{**place, **loader_options})
+        self._loader = loader_of(plan, batch_rows=batch_rows, **{**place, **loader_options})
         self._widen = jax.jit(_widened, out_shardings=self.sharding)
 
     def __next__(self) -> JaxBatch:

@@ -146,6 +146,16 @@ class MixedFiller(Filler):
             passes[places] = np.arange(cursor, cursor + len(places)) // order.num_rows
         return rows, passes
 
+    def at_positions(self, positions: Integers) -> tuple[Integers, Integers]:
+        """Rows and passes at some positions, in any order; runs of neighbours are worked out at once."""
+        order = np.argsort(positions, kind="stable")
+        cuts = np.flatnonzero(np.diff(positions[order]) != 1) + 1
+        rows, passes = np.empty(len(positions), np.int64), np.empty(len(positions), np.int64)
+        for run in np.split(order, cuts):
+            if len(run):
+                rows[run], passes[run] = self.at(int(positions[run[0]]), len(run))
+        return rows, passes
+
     def fill(self, rows: Integers, passes: Integers, buffer: StretchBuffer, *, position: int, step: int) -> list[Batch]:
         """See `Filler`; the batches are `MixedBatch`es."""
         first_rows = self.plan.first_rows

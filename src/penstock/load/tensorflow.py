@@ -16,8 +16,9 @@ import numpy.typing as npt
 from penstock.errors import MissingExtraError
 from penstock.load.fields import DEFAULT_FIELDS, check_fields, fields_of
 from penstock.load.loader import Loader
-from penstock.load.state import position_in, saved_state
+from penstock.load.mixed import filler_of, loader_of, restored_position, state_at
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 try:
     import tensorflow as tf
@@ -31,7 +32,7 @@ class TensorFlowLoader:
     """Endless batches as dicts of tensors; iterate it, or give `dataset()` to a Keras model.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         batch_rows: rows per global batch, over all ranks.
         fields: which of `input_ids`, `labels`, `position_ids`, `document_ids`, `row`.
         labels: "next" or "hugging-face"; see `penstock.load.fields`.
@@ -42,7 +43,7 @@ class TensorFlowLoader:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Mixture,
         *,
         batch_rows: int,
         fields: Sequence[str] = DEFAULT_FIELDS,
@@ -55,14 +56,15 @@ class TensorFlowLoader:
         self._fields, self._labels, self._dtype = check_fields(fields, labels), labels, np.dtype(dtype)
         self._prefetch_batches = prefetch_batches
         self._options = loader_options
-        first = self._new_loader()
-        self._identity = first.identity
+        self._new_loader()  # refuses what can't be loaded
+        stream = {name: value for name, value in loader_options.items() if name not in ("rank", "world_size")}
+        self._filler = filler_of(plan, **stream)
         self._own_rows = batch_rows // int(loader_options.get("world_size", 1))
         self.position = 0
         self._batches: Iterator[dict[str, Any]] | None = None
 
     def _new_loader(self) -> Loader:
-        return Loader(self._plan, batch_rows=self._batch_rows, prefetch_batches=0, **self._options)
+        return loader_of(self._plan, batch_rows=self._batch_rows, prefetch_batches=0, **self._options)
 
     def dataset(self) -> Any:
         """A `tf.data.Dataset` that begins at `position` each time it is iterated."""
@@ -94,11 +96,11 @@ class TensorFlowLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batches that iterating this object gave out; that of a `Loader`."""
-        return saved_state(self.position, self._identity)
+        return state_at(self._filler, self.position)
 
     def state_after(self, batch: dict[str, Any]) -> dict[str, Any]:
         """The state after an element of `dataset()`."""
-        return saved_state(int(batch["position"]) + self._batch_rows, self._identity)
+        return state_at(self._filler, int(batch["position"]) + self._batch_rows)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to a saved position.
@@ -106,5 +108,5 @@ class TensorFlowLoader:
         Raises:
             ResumeError: the state belongs to another stream; both sides are shown.
         """
-        self.position = position_in(state, self._identity)
+        self.position = restored_position(self._filler, state)
         self._batches = None

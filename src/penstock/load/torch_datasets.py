@@ -1,7 +1,7 @@
-"""A plan as PyTorch data sets, for a plain DataLoader, Hugging Face's Trainer, TRL and Lightning.
+"""A plan or a mixture as PyTorch data sets, for a plain DataLoader, Hugging Face's Trainer, TRL and Lightning.
 
-    RowDataset   map-style: item r is row r of the plan
-    RowSampler   the order in which to ask for them
+    RowDataset   map-style: item r is row r of the plan; of a mixture, the row at position r of an epoch of its stream
+    RowSampler   the order in which to ask for the rows of a plan
     RowStream    iterable: the stream of `Loader`, shared among ranks and worker processes, each row exactly once
 
 Items are dicts of int64 tensors; see `fields` for their names and the two styles of labels. In a worker process the
@@ -21,12 +21,13 @@ import numpy as np
 from penstock.errors import ConfigError, MissingExtraError, ResumeError
 from penstock.load.fields import DEFAULT_FIELDS, check_fields, fields_of
 from penstock.load.filling import Filler
+from penstock.load.mixed import MixedFiller, filler_of, restored_position, state_at
 from penstock.load.order import Order, Sequential, Shuffled
-from penstock.load.reopening import PlanAddress
+from penstock.load.reopening import address_of
 from penstock.load.sharing import Share
-from penstock.load.state import position_in, saved_state
 from penstock.load.transforms import Transform
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 try:
     import torch
@@ -40,18 +41,23 @@ Item = dict[str, torch.Tensor]
 
 
 class _Travelling(ABC):
-    """Goes to another process without its plan, and opens it there."""
+    """Goes to another process without its plan, and opens it there; the stages of a mixture travel along."""
 
-    plan: Plan
+    plan: Plan | Mixture
+    _filler: Filler
 
     def __getstate__(self) -> dict[str, Any]:
         kept = {name: value for name, value in self.__dict__.items() if name not in ("plan", "_filler")}
-        return {**kept, "plan": PlanAddress.of(self.plan)}
+        stages = self._filler.schedule.stages if isinstance(self._filler, MixedFiller) else ()
+        return {**kept, "plan": address_of(self.plan), "stages": stages}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        stages = state.pop("stages")
         self.__dict__.update(state)
         self.plan = state["plan"].open()
         self._filler = self._new_filler()
+        if isinstance(self._filler, MixedFiller):
+            self._filler.schedule = self._filler.schedule_of(stages)
 
     @abstractmethod
     def _new_filler(self) -> Filler:
@@ -59,19 +65,22 @@ class _Travelling(ABC):
 
 
 class RowDataset(_Travelling, torch_data.Dataset[Item]):
-    """Item r is row r of the plan, as a dict of int64 tensors.
+    """Item r is row r of the plan, as a dict of int64 tensors. `RowSampler` gives an order.
+
+    Of a mixture, item r is the row at position epoch x len + r of its stream, and `set_epoch` names the epoch: asked
+    for in order, without a sampler, the items are what `MixedLoader` gives.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         fields: which of `input_ids`, `labels`, `position_ids`, `document_ids`, `row`.
         labels: "next" or "hugging-face"; see `penstock.load.fields`.
         transforms: applied to each item, with the pass that `set_epoch` named.
-        seed: of the transforms.
+        seed: of the transforms, and of a mixture's order.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Mixture,
         *,
         fields: Sequence[str] = DEFAULT_FIELDS,
         labels: str = "next",
@@ -85,14 +94,15 @@ class RowDataset(_Travelling, torch_data.Dataset[Item]):
         self._filler = self._new_filler()
 
     def _new_filler(self) -> Filler:
-        return Filler(self.plan, seed=self._seed, shuffle=False, transforms=self._transforms)
+        is_mixture = isinstance(self.plan, Mixture)
+        return filler_of(self.plan, seed=self._seed, shuffle=is_mixture, transforms=self._transforms)
 
     def set_epoch(self, epoch: int) -> None:
-        """Names the pass, for the transforms: they change a row otherwise in each."""
+        """Names the pass, for the transforms: they change a row otherwise in each; of a mixture the epoch."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return self.plan.num_rows
+        return _rows_per_pass(self.plan)
 
     def __getitem__(self, row: int) -> Item:
         return self.__getitems__([row])[0]
@@ -100,13 +110,16 @@ class RowDataset(_Travelling, torch_data.Dataset[Item]):
     def __getitems__(self, rows: list[int]) -> list[Item]:
         """Several rows at once, which PyTorch's DataLoader asks for: they are gathered in one go."""
         numbers = np.array([self._checked(row) for row in rows], np.int64)
-        batch = self._filler.read(numbers, np.full(len(numbers), self.epoch))
+        passes = np.full(len(numbers), self.epoch)
+        if isinstance(self._filler, MixedFiller):
+            numbers, passes = self._filler.at_positions(self.epoch * len(self) + numbers)
+        batch = self._filler.read(numbers, passes)
         return _items(fields_of(batch, self.fields, labels=self.labels))
 
     def _checked(self, row: int) -> int:
         number = row + len(self) if row < 0 else row
         if not 0 <= number < len(self):
-            raise IndexError(f"the plan has no row {row}: rows are numbered 0 to {len(self) - 1}")
+            raise IndexError(f"there is no row {row}: rows are numbered 0 to {len(self) - 1}")
         return number
 
 
@@ -121,6 +134,11 @@ class RowSampler(torch_data.Sampler[int]):
     """
 
     def __init__(self, plan: Plan, *, seed: int = 0, shuffle: bool = True, order: Order | None = None) -> None:
+        if isinstance(plan, Mixture):
+            raise ConfigError(
+                "a sampler orders the rows of one plan, this is a mixture",
+                hint="leave the sampler out: the items of a mixture's RowDataset are in the stream's order",
+            )
         computed = Shuffled(num_rows=plan.num_rows, seed=seed) if shuffle else Sequential(num_rows=plan.num_rows)
         self._order: Order = computed if order is None else order
         self.epoch = 0
@@ -149,10 +167,11 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
     torchdata's StatefulDataLoader keeps count itself.
 
     Args:
-        plan: the rows.
+        plan: the rows, of one plan or of a mixture.
         batch_rows: rows per global batch, over all ranks.
         micro_rows: rows that the DataLoader puts in a batch; None for this rank's share of a global batch.
-        passes: end after this many passes, counted from the one that `position` is in; None for an endless stream.
+        passes: end after this many passes (of a mixture: epochs), counted from the one that `position` is in; None for
+            an endless stream.
         batched: give batches of `micro_rows` rather than rows.
         rank: which share of each global batch; None for that of torch.distributed or torchrun. Where the trainer shares
             rows among processes itself (Hugging Face's Trainer does), say `rank=0, world_size=1`.
@@ -163,7 +182,7 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
 
     def __init__(
         self,
-        plan: Plan,
+        plan: Plan | Mixture,
         *,
         batch_rows: int,
         micro_rows: int | None = None,
@@ -194,12 +213,12 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
         self._filler = self._new_filler()
 
     def _new_filler(self) -> Filler:
-        return Filler(self.plan, **self._stream)
+        return filler_of(self.plan, **self._stream)
 
     def share(self, start: int | None = None) -> Share:
         """Which rows are this rank's, from a position on."""
         begin = self.position if start is None else start
-        size = self.plan.num_rows
+        size = _rows_per_pass(self.plan)
         end = None if self._passes is None else (begin // size + self._passes) * size
         return Share(**self._places, start=begin, end=end)
 
@@ -213,16 +232,17 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
 
         An endless stream has no passes to begin: it goes on where it is, whatever a trainer calls an epoch.
         """
-        if self._passes is not None and self.position // self.plan.num_rows != epoch:
-            self.position = epoch * self.plan.num_rows
+        size = _rows_per_pass(self.plan)
+        if self._passes is not None and self.position // size != epoch:
+            self.position = epoch * size
 
     def state_dict(self) -> dict[str, Any]:
         """The state at which an iteration begins."""
-        return saved_state(self.position, self.identity)
+        return state_at(self._filler, self.position)
 
     def state_after(self, batches: int) -> dict[str, Any]:
         """The state after that many whole global batches of an iteration, however they were shared and cut."""
-        return saved_state(self.position + batches * self._places["batch_rows"], self.identity)
+        return state_at(self._filler, self.position + batches * self._places["batch_rows"])
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins there.
@@ -230,7 +250,7 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
         Raises:
             ResumeError: the state belongs to another stream; both sides are shown.
         """
-        self.position = position_in(state, self.identity)
+        self.position = restored_position(self._filler, state)
 
     def __len__(self) -> int:
         share = self.share()
@@ -284,11 +304,11 @@ class _Pieces(Iterator[Item]):
     def state_dict(self) -> dict[str, Any]:
         """Where this worker is."""
         place = {**self._division(), "next_piece": self._next_piece, "given": self._given}
-        return {**saved_state(self._share.start, self._filler.identity), "place": place}
+        return {**state_at(self._filler, self._share.start), "place": place}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes to where a worker was."""
-        start = position_in(state, self._filler.identity)
+        start = restored_position(self._filler, state)
         place = state.get("place")
         division = self._division()
         if not isinstance(place, dict) or {name: place.get(name) for name in division} != division:
@@ -299,6 +319,10 @@ class _Pieces(Iterator[Item]):
         self._share = self._stream.share(start)
         self._next_piece, self._given = int(place["next_piece"]), int(place["given"])
         self._ready = _items(self._made(self._next_piece)) if self._given else []
+
+
+def _rows_per_pass(rows: Plan | Mixture) -> int:
+    return rows.epoch_rows if isinstance(rows, Mixture) else rows.num_rows
 
 
 def _items(arrays: dict[str, Any]) -> list[Item]:

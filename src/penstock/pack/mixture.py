@@ -31,7 +31,7 @@ from penstock.pack.stages import LEAST_WEIGHT, MOST_WEIGHT, Schedule, is_weight
 from penstock.sources.hygiene import PathRules
 from penstock.store import Store
 
-__all__ = ["MixRule", "MixSource", "Mixture", "make_mixture", "names_of_stores", "parse_mix", "with_names"]
+__all__ = ["MixRecipe", "MixRule", "MixSource", "Mixture", "make_mixture", "names_of_stores", "parse_mix", "with_names"]
 
 REST = "rest"
 # Shares that differ in the last bits on another machine would be another mixture there.
@@ -69,12 +69,30 @@ class MixSource:
         return None if self.epochs is None else math.floor(Fraction(str(self.epochs)) * self.plan.num_rows)
 
 
+@dataclass(frozen=True, kw_only=True)
+class MixRecipe:
+    """What `make_mixture` was told: names of stores with place and version, words, options of the plans."""
+
+    stores: tuple[tuple[str, str, int], ...]
+    mix: tuple[str, ...]
+    epochs: tuple[str, ...]
+    temperature: float
+    split: str
+    plan_options: dict[str, Any]
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mixture:
-    """Sources that share tokenizer, width and row length. Rows are numbered over all of them, source after source."""
+    """Sources that share tokenizer, width and row length. Rows are numbered over all of them, source after source.
+
+    Attributes:
+        recipe: the arguments of `make_mixture` but for the stores, so that another process can make it again; None of
+            a mixture put together by hand.
+    """
 
     sources: tuple[MixSource, ...]
     temperature: float = 1.0
+    recipe: MixRecipe | None = None
 
     @cached_property
     def plans(self) -> tuple[Plan, ...]:
@@ -131,6 +149,11 @@ class Mixture:
         tempered = [weight * n ** (1 / self.temperature - 1) for weight, n in zip(given, rows, strict=True)]
         scale = _total(given, rows) / _total(tempered, rows)
         return tuple(float(f"{weight * scale:.{SIGNIFICANT_DIGITS}g}") for weight in tempered)
+
+    @property
+    def epoch_rows(self) -> int:
+        """Rows of an epoch: each source by its weight, rounded to whole rows."""
+        return max(1, round(_total(self.weights, [plan.num_rows for plan in self.plans])))
 
     @cached_property
     def identity(self) -> dict[str, Any]:
@@ -297,7 +320,15 @@ def make_mixture(
             )
     if not any(source.weight for source in sources):
         raise PlanError("no source of the mixture has a weight above 0", hint="give one of them a weight")
-    return Mixture(sources=_with_epochs(sources, epochs), temperature=temperature)
+    recipe = MixRecipe(
+        stores=tuple((name, store.location, store.version) for name, store in stores.items()),
+        mix=tuple(mix),
+        epochs=tuple(epochs),
+        temperature=temperature,
+        split=split,
+        plan_options=plan_options,
+    )
+    return Mixture(sources=_with_epochs(sources, epochs), temperature=temperature, recipe=recipe)
 
 
 @dataclass(frozen=True, kw_only=True)
