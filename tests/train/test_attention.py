@@ -98,7 +98,7 @@ def test_all_kernels_agree_with_sdpa(kernel: str, key_heads: int, monkeypatch: p
     documents = torch.tensor([[1] * 70 + [2] * 100 + [3] * 40, [4] * 1 + [5] * 139 + [6] * 70])
     query, key, value = heads(1, 2, 4, 210), heads(2, 2, key_heads, 210), heads(3, 2, key_heads, 210)
     if kernel in ("efficient", "cudnn"):  # absent on a CPU: the plain formula stands in for the kernel
-        monkeypatch.setitem(attention._BACKENDS, kernel, torch.nn.attention.SDPBackend.MATH)
+        monkeypatch.setitem(attention.SDPA_BACKENDS, kernel, torch.nn.attention.SDPBackend.MATH)
     if kernel == "varlen":
         monkeypatch.setattr(attention, "_varlen_attention", _one_document_after_the_other)
     for ids in (None, documents):

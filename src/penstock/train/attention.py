@@ -34,6 +34,7 @@ from penstock.errors import ConfigError, nearest_first
 
 __all__ = [
     "KERNELS",
+    "SDPA_BACKENDS",
     "AttentionMask",
     "attended",
     "attention_mask",
@@ -44,12 +45,12 @@ __all__ = [
     "usable_kernels",
 ]
 
-_BACKENDS = {
+SDPA_BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-KERNELS = ("sdpa", *_BACKENDS, "flex", "varlen")
+KERNELS = ("sdpa", *SDPA_BACKENDS, "flex", "varlen")
 
 # The size flex's own kernels are tuned for, and its default.
 BLOCK_POSITIONS = 128
@@ -104,18 +105,18 @@ def attended(kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Atten
     if isinstance(mask, BlockMask):
         # On a GPU it must be compiled, or it forms all scores; inside a layer that is being compiled it is part of it.
         is_alone = query.device.type == "cuda" and not torch.compiler.is_compiling()
-        attend = _compiled_flex_attention() if is_alone else flex_attention
+        attend: Any = _compiled_flex_attention() if is_alone else flex_attention
         mixed: Tensor = attend(query, key, value, block_mask=mask, enable_gqa=shares_keys)
         return mixed
     if kernel == "varlen" and mask is not None:
         return _attended_by_borders(query, key, value, mask)
-    if kernel not in _BACKENDS:
+    if kernel not in SDPA_BACKENDS:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=shares_keys
         )
     if shares_keys and kernel != "flash":  # these two want a key for each query
         key, value = (_one_each(heads, query.shape[1]) for heads in (key, value))
-    with sdpa_kernel(_BACKENDS[kernel]):
+    with sdpa_kernel(SDPA_BACKENDS[kernel]):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=key.shape[1] != query.shape[1]
         )
@@ -224,8 +225,9 @@ def _causal_varlen_attention() -> Callable[[Tensor, Tensor, Tensor, Tensor, int]
     causal: dict[str, Any] = {"window_size": (-1, 0)} if says_window else {"is_causal": True}
 
     def attend(query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int) -> Tensor:
-        mixed: Tensor = varlen_attn(query, key, value, borders, borders, longest, longest, **causal)
-        return mixed
+        mixed: Any = varlen_attn(query, key, value, borders, borders, longest, longest, **causal)
+        output: Tensor = mixed  # a pair only where more is asked for
+        return output
 
     return attend
 

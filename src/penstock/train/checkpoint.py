@@ -82,8 +82,11 @@ class _Damage(Exception):  # noqa: N818 - a finding passed inside this module, n
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters by name, tied ones once, without what `torch.compile` and data-parallel wrappers add to names."""
-    return {_plain_name(name): parameter for name, parameter in model.named_parameters()}
+    """Trained parameters by name, tied ones once, without what `torch.compile` and data-parallel wrappers add to names.
+
+    Frozen ones, as beside an adapter, never change: they aren't saved.
+    """
+    return {_plain_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -18,23 +18,27 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock.hardware import probe
 from penstock.load.torch import IGNORED_LABEL, TorchLoader
 from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.tokenize import Tokenizer
+from penstock.train import building
+from penstock.train.callbacks import Callbacks
 from penstock.train.checkpoint import Checkpoint
 from penstock.train.choices import Choices, autocast_of, chosen, numeric_settings, reused_choices
 from penstock.train.config import TrainConfig
+from penstock.train.distributed import World, place_model
 from penstock.train.evaluate import held_out_batches
 from penstock.train.interruption import Interruption
-from penstock.train.length import run_length
+from penstock.train.language_model import LanguageModel
+from penstock.train.length import Length, run_length
 from penstock.train.loss import Autocast
-from penstock.train.model import Decoder, build_model
 from penstock.train.optimizer import build_optimizer
 from penstock.train.randomness import seed_everything
-from penstock.train.start import training_mixture, training_plan, validation_plan
+from penstock.train.start import training_mixture, training_plan, validation_plans
 
 __all__ = ["Data", "Run", "Tell", "assemble", "new_model", "training_data", "with_length"]
 
@@ -45,17 +49,20 @@ Tell = Callable[..., Record]
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What is read: the rows of training, those held out, and one plan to take a prompt from."""
+    """What is read: the rows of training, those held out by store, and one plan to take a prompt from."""
 
     tokenizer: Tokenizer
     rows: Plan | Mixture
     first_plan: Plan
-    held_out: Plan | None
+    held_out: dict[str, Plan]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Run:
-    """The parts of a run under way, for the functions that the loop calls."""
+    """The parts of a run under way, for the functions that the loop calls.
+
+    `choices` alone is ever replaced: by memory.py, where the micro-batch turns out too large.
+    """
 
     config: TrainConfig
     store: Store
@@ -63,7 +70,8 @@ class Run:
     log: RunLog
     tell: Tell
     data: Data
-    model: Decoder
+    length: Length
+    model: LanguageModel
     optimizer: torch.optim.Optimizer
     loader: TorchLoader
     prompt_ids: list[int]
@@ -71,61 +79,68 @@ class Run:
     choices: Choices
     autocast: Autocast
     interruption: Interruption
+    callbacks: Callbacks
+    world: World
+    flops_per_step: int
+    peak_flops: float | None  # of all devices together, where it is known
 
 
 def training_data(config: TrainConfig, store: Store, mixed_with: Mapping[str, Store] | None, log: RunLog) -> Data:
     """The rows of a run on one store, or on a mixture of which `store` is the first."""
-    mixture = training_mixture(config, mixed_with or {store.path.name: store})
+    stores = mixed_with or {store.path.name: store}
+    mixture = training_mixture(config, stores)
     rows = mixture or training_plan(config, store)
     return Data(
         tokenizer=store.tokenizer(),
         rows=rows,
         first_plan=rows.plans[0] if isinstance(rows, Mixture) else rows,
-        held_out=validation_plan(config, store, log),
+        held_out=validation_plans(config, stores, log),
     )
 
 
-def with_length(config: TrainConfig, data: Data, tell: Tell) -> TrainConfig:
-    """The config with its number of steps, which is recorded with what it follows from."""
+def with_length(config: TrainConfig, data: Data, tell: Tell) -> tuple[TrainConfig, Length]:
+    """The config with its number of steps, and the length, which is recorded with what it follows from."""
     length = run_length(config, data.rows)
     sized = config.model_copy(update={"steps": length.steps})
     tell("length", **asdict(length), warmup_steps=sized.num_warmup_steps)
-    return sized
+    return sized, length
 
 
-def new_model(config: TrainConfig, data: Data) -> Decoder:
+def new_model(config: TrainConfig, data: Data) -> LanguageModel:
     """The model as it is before its first step, on the CPU."""
-    shape = config.model.shape(vocab_size=data.tokenizer.vocab_size, seq_len=config.seq_len)
-    return build_model(shape, seed=config.seed)
+    return building.new_model(config, vocab_size=data.tokenizer.vocab_size)
 
 
 def assemble(
     config: TrainConfig,
     store: Store,
     data: Data,
-    model: Decoder,
+    model: LanguageModel,
     *,
+    length: Length,
     folder: Path,
     log: RunLog,
     tell: Tell,
     interruption: Interruption,
+    callbacks: Callbacks,
     checkpoint: Checkpoint | None,
     stack: ExitStack,
+    world: World,
 ) -> Run:
     """Decides what to compute with, and builds the rest of the run around a new model.
 
     `stack` takes what must be undone at the run's end: torch's switches and the loader's threads. The weights of a
     checkpoint are put back by `saving.restore`; here its choices alone are read.
     """
-    choices = (
-        chosen(config, model.shape, log) if checkpoint is None else reused_choices(checkpoint.state["choices"], log)
-    )
+    choices = chosen(config, model, log) if checkpoint is None else reused_choices(checkpoint.state["choices"], log)
+    choices = Choices(**world.from_main(asdict(choices)))  # what was measured on one device counts for all
     _record_settings(config, choices, log)
     stack.enter_context(numeric_settings(choices, deterministic=config.deterministic))
 
-    seed_everything(config.seed)
+    seed_everything(config.seed + world.rank)  # ranks hold the same weights, and drop out different ones
     device = torch.device(choices.device)
-    model.to(device).train()
+    place_model(model, world, device=choices.device)
+    model.train()
     optimizer = build_optimizer(
         model,
         weight_decay=config.weight_decay,
@@ -140,6 +155,8 @@ def assemble(
             seed=config.seed,
             device=choices.device,
             prefetch_batches=config.prefetch_batches,
+            rank=world.rank,
+            world_size=world.size,
             **config.stream.options(data.rows, seed=config.seed, batch_rows=config.batch_rows),
         )
     )
@@ -150,14 +167,19 @@ def assemble(
         log=log,
         tell=tell,
         data=data,
+        length=length,
         model=model,
         optimizer=optimizer,
         loader=loader,
-        prompt_ids=_prompt_ids(data.held_out or data.first_plan),
+        prompt_ids=_prompt_ids(next(iter(data.held_out.values()), data.first_plan)),
         token_byte_lengths=torch.from_numpy(data.tokenizer.token_byte_lengths()).to(device),
         choices=choices,
         autocast=autocast_of(choices),
         interruption=interruption,
+        callbacks=callbacks,
+        world=world,
+        flops_per_step=model.flops_per_token(config.seq_len) * config.batch_rows * config.seq_len,
+        peak_flops=_peak_flops(choices, log),
     )
 
 
@@ -180,11 +202,24 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
         (
             "learning_rate",
             config.peak_learning_rate,
-            "as set" if config.learning_rate is not None else f"the peak that suits preset {config.model.preset}",
+            "as set" if config.learning_rate is not None else f"the peak that suits {config.model.summary}",
         ),
     ]
     for name, value, reason in given:
         log.append("choice", name=name, value=value, reason=reason)
+
+
+def _peak_flops(choices: Choices, log: RunLog) -> float | None:
+    """The dense bf16 peak of the GPU, which MFU is a share of; None on a CPU or an unknown card."""
+    if choices.device == "cpu":
+        return None
+    gpus = probe().gpus
+    peak = gpus[0].peak_bf16_flops if gpus else None
+    if peak is not None:
+        formula = "MFU = FLOPs per token x batch_rows x seq_len / seconds of the step / peak"
+        reason = f"dense bfloat16 peak of the {gpus[0].name} by its data sheet; {formula}"
+        log.append("choice", name="peak_flops", value=peak, reason=reason)
+    return peak
 
 
 def _prompt_ids(plan: Plan) -> list[int]:

@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.errors import DiskError, TrainingError
+from penstock.train.building import refuse_another_base
 from penstock.train.checkpoint import (
     MODEL_NAME,
     OPTIMIZER_NAME,
@@ -51,6 +52,7 @@ __all__ = ["Saver", "restore"]
 
 def restore(run: Run, checkpoint: Checkpoint) -> None:
     """Puts back all that a save took, in a world of any size."""
+    refuse_another_base(run.model, checkpoint)
     parameters = trained_parameters(run.model)
     if is_sharded(checkpoint) or run.world.parallel == "fsdp":
         from penstock.train.sharded_checkpoint import loaded_tensors  # its torch modules take a while to import
@@ -208,6 +210,7 @@ def _state_of(run: Run, progress: Progress) -> dict[str, Any]:
         "settings_digest": run.config.digest(),
         "store_digest": run.store.digest,
         "shape": asdict(run.model.shape),
+        "model": run.model.description(),
         "choices": asdict(run.choices),
         "loader": run.loader.state_dict(),
         "random": random_states[0],
