@@ -38,6 +38,7 @@ def test_a_completed_run_has_every_key(records: Records) -> None:
     assert manifest["files"] == {
         "records": "records.jsonl",
         "checkpoint": "checkpoints/step-000200",
+        "best_checkpoint": None,
         "report": "report.html",
     }
 

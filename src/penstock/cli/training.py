@@ -153,21 +153,11 @@ def _opened(data: str, folder: Path, *, resume: bool, name: str | None = None) -
 
     if not (resume and (folder / "checkpoints").is_dir()):
         return open_store(data)
-    store = pinned_store(data, folder) if name is None else _opened_in_mixture(data, folder, name)
+    store = pinned_store(data, folder, name=name)
     newest = max(store.version, *list_versions(store.path))
     if store.version != newest:
         note(f"going on with version {store.version} of {one_line(store.location)}; the newest is {newest}")
     return store
-
-
-def _opened_in_mixture(data: str, folder: Path, name: str) -> Store:
-    """A store of a mixture at the version that the run's records name; the newest where they name none."""
-    from penstock.runlog import read_records
-    from penstock.store import list_versions, open_store
-
-    mixtures = [record["stores"] for record in read_records(folder) if record["kind"] == "data" and "stores" in record]
-    version = mixtures[-1].get(name) if mixtures else None
-    return open_store(data, version=version if version in list_versions(Path(data)) else None)
 
 
 @contextmanager
@@ -254,7 +244,10 @@ def _train(
             mixed_with=mixed_with,
             on_progress=_shows(bar, verbose=verbose),
         )
-        detail.update({name: getattr(result, name) for name in ("tokens", "steps", "parameters", "train_rows")})
+        names = ("tokens", "steps", "parameters", "train_rows", "best_step", "best_val_loss", "stop_reason")
+        detail.update({name: getattr(result, name) for name in names})
+        if result.best_checkpoint is not None:
+            detail["best_checkpoint"] = result.best_checkpoint.relative_to(folder).as_posix()
     log.append("end", status=result.status, message="")
     return result
 
@@ -262,13 +255,18 @@ def _train(
 def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping[str, Store]) -> None:
     """What is trained on: the version's figures, and a few rows for the page."""
     from penstock.load.rows import describe_row
+    from penstock.report.repository import repository_stats
     from penstock.store.statistics import statistics
     from penstock.train.start import training_mixture, training_plan
 
     mixture = training_mixture(config, stores)
     mixed: dict[str, Any] = {}
     if mixture is not None:
-        mixed = {"mixture": mixture.describe(), "stores": {name: one.version for name, one in stores.items()}}
+        told = [
+            {"name": name, "store": one.location, "version": one.version, "digest": one.digest}
+            for name, one in stores.items()
+        ]
+        mixed = {"mixture": mixture.describe(), "stores": told}
     counts = store.manifest.counts
     log.append(
         "data",
@@ -277,6 +275,7 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping
         digest=store.digest,
         **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
         statistics=asdict(statistics(store)),
+        repository=repository_stats(stores.values()),
         **mixed,
     )
     if mixture is not None:

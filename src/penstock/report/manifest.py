@@ -55,12 +55,15 @@ def build_manifest(records: Sequence[Record]) -> dict[str, Any]:
         "hardware": run.hardware,
         "choices": [dataclasses.asdict(choice) for choice in run.choices],
         "store": _store(run),
+        "repository_stats": run.repository or None,
         "training_parameters": measures.parameters(run),
+        "sequence_metadata": measures.sequence_metadata(run),
         "phase_results": {phase.name: _phase_result(phase) for phase in run.phases},
         "training_report": _training_report(run),
         "files": {
             "records": RECORDS_NAME,
             "checkpoint": run.checkpoints[-1].path if run.checkpoints else None,
+            "best_checkpoint": measures.training_detail(run).get("best_checkpoint"),
             "report": PAGE_NAME,
         },
     }
@@ -84,12 +87,16 @@ def _training_report(run: Run) -> dict[str, Any]:
     change = measures.loss_change(run)
     validations = measures.validations(run)
     last = validations[-1] if validations else None
+    detail = measures.training_detail(run)
     return {
         "training": {
             "first_train_loss": change[0] if change else None,
             "final_train_loss": change[1] if change else None,
             "final_val_loss": last.loss if last else None,
             "final_val_bits_per_byte": last.bits_per_byte if last else None,
+            "best_val_loss": detail.get("best_val_loss"),
+            "best_step": detail.get("best_step"),
+            "stop_reason": detail.get("stop_reason"),
             "tokens": measures.tokens_trained(run),
             "evaluations": [dataclasses.asdict(evaluation) for evaluation in run.evaluations],
             "epoch_summaries": measures.epoch_summaries(run),

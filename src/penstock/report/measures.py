@@ -8,11 +8,13 @@ plus a sort for medians.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
 from penstock.report.fields import finite, line_of, mapping, sequence, whole
 from penstock.report.run import Evaluation, Run, Step
+from penstock.runlog import Record
 
 __all__ = [
     "BYTES_PER_MB",
@@ -25,16 +27,25 @@ __all__ = [
     "hardware_summary",
     "loss_change",
     "parameters",
+    "sequence_metadata",
     "steps_done",
     "timing",
     "tokens_per_second",
     "tokens_trained",
+    "training_detail",
     "validation_split",
     "validations",
 ]
 
 COLLECTION_INTERVAL_SECONDS = 5
 BYTES_PER_MB = 1e6
+GPU_FIGURES = (
+    "power_watts",
+    "utilization_percent",
+    "sm_active_percent",
+    "tensor_active_percent",
+    "dram_active_percent",
+)
 TRAINING_PHASE = "train"
 
 PARAMETER_NAMES = (
@@ -62,6 +73,8 @@ PARAMETER_NAMES = (
 # is the batch of a step; that batch is batch_rows.
 NAMES_OF_SETTINGS = {"steps": "total_steps", "micro_batch_rows": "batch_size"}
 NAMES_OF_DETAIL = {"train_rows": "num_sequences"}
+NAMES_OF_LENGTH = {"steps": "total_steps", "rows_per_pass": "num_sequences"}
+SEQUENCE_NAMES = ("seq_len", "pack", "overlap", "document_boundaries", "rows_per_pass", "tokens_per_pass")
 
 
 def parameters(run: Run) -> dict[str, Any]:
@@ -70,10 +83,25 @@ def parameters(run: Run) -> dict[str, Any]:
     used |= _renamed({choice.name: choice.value for choice in run.choices}, NAMES_OF_SETTINGS)
     for phase in run.phases:
         used |= _renamed(phase.detail, NAMES_OF_DETAIL)
+    used |= _renamed(run.length, NAMES_OF_LENGTH)
     found = {name: used[name] for name in PARAMETER_NAMES if used.get(name) is not None}
     if "seq_len" not in found and run.rows:
         found["seq_len"] = run.rows[-1].get("seq_len")
     return found | {"steps_done": steps_done(run)}
+
+
+def sequence_metadata(run: Run) -> dict[str, Any]:
+    """What a row is, and what a pass over the rows holds."""
+    used = run.settings | run.length
+    found = {name: used[name] for name in SEQUENCE_NAMES if used.get(name) is not None}
+    if "seq_len" not in found and run.rows:
+        found["seq_len"] = run.rows[-1].get("seq_len")
+    return found
+
+
+def training_detail(run: Run) -> dict[str, Any]:
+    """What the training phase counted."""
+    return next((phase.detail for phase in run.phases if phase.name == TRAINING_PHASE), {})
 
 
 def _renamed(values: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
@@ -94,7 +122,7 @@ def validation_split(run: Run) -> str | None:
 def validations(run: Run) -> list[Evaluation]:
     """The evaluations of that split, by step."""
     split = validation_split(run)
-    return [evaluation for evaluation in run.evaluations if evaluation.split == split]
+    return [one for one in run.evaluations if one.split == split and one.store is None]
 
 
 def loss_change(run: Run) -> tuple[float, float] | None:
@@ -142,7 +170,13 @@ def timing(run: Run) -> dict[str, float | None]:
         "step_seconds_median": median(spread) if spread else None,
         "step_seconds_p95": spread[math.ceil(0.95 * len(spread)) - 1] if spread else None,
         "data_stall_percent": data_stall_percent(run),
+        "mfu_percent_median": _median(step.mfu_percent for step in run.steps),
     }
+
+
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return median(known) if known else None
 
 
 def gradient_summary(run: Run) -> dict[str, float | int | None]:
@@ -175,7 +209,7 @@ def hardware_summary(run: Run) -> dict[str, Any]:
     # The peak between two samples where the device keeps one, else what was seen at a sample.
     held = [finite(gpu.get("peak_memory_bytes")) or finite(gpu.get("memory_bytes")) for gpu in gpus]
     gpu_memory = [value for value in held if value is not None]
-    interval = finite(run.settings.get("collection_interval_seconds"))
+    interval = finite(run.settings.get("hardware_interval_seconds"))
     return {
         "device": device_name(run),
         "collection_interval_seconds": interval or COLLECTION_INTERVAL_SECONDS,
@@ -183,19 +217,53 @@ def hardware_summary(run: Run) -> dict[str, Any]:
         "peak_memory_mb": max(memory) / BYTES_PER_MB if memory else None,
         "peak_gpu_memory_mb": max(gpu_memory) / BYTES_PER_MB if gpu_memory else None,
         "mean_cpu_percent": sum(busy) / len(busy) if busy else None,
+        **_gpu_means(gpus),
     }
 
 
+def _gpu_means(gpus: list[dict[str, Any]]) -> dict[str, float]:
+    """Power and activity over all samples and GPUs, where a card tells them."""
+    means = {}
+    for name in GPU_FIGURES:
+        values = [value for gpu in gpus if (value := finite(gpu.get(name))) is not None]
+        if values:
+            means[f"mean_gpu_{name}"] = sum(values) / len(values)
+    return means
+
+
 def epoch_summaries(run: Run) -> list[dict[str, Any]]:
-    """One entry for each pass over the rows, the last perhaps unfinished; empty where the row count isn't recorded."""
+    """One entry for each pass over the rows, the last perhaps unfinished; empty where the row count isn't recorded.
+
+    As the trainer summed them up; passes that it didn't come to sum up are counted from the steps' records.
+    """
+    recorded = {epoch: _recorded_epoch(record) for record in run.epochs if (epoch := whole(record.get("epoch")))}
+    counted = {one["epoch"]: one for one in _counted_epochs(run)}
+    last = max(recorded, default=0)
+    return list((recorded | {epoch: one for epoch, one in counted.items() if epoch > last}).values())
+
+
+def _recorded_epoch(record: Record) -> dict[str, Any]:
+    numbers = ("mean_train_loss", "val_loss", "tokens", "seconds", "tokens_per_second", "learning_rate")
+    return {
+        "epoch": whole(record.get("epoch")),
+        "complete": record.get("complete") is True,
+        "first_step": whole(record.get("first_step")),
+        "last_step": whole(record.get("step")),
+        **{name: finite(record.get(name)) for name in numbers},
+    }
+
+
+def _counted_epochs(run: Run) -> list[dict[str, Any]]:
     num_rows = whole(parameters(run).get("num_sequences"))
     if not num_rows or num_rows < 1:
         return []
+    batch_rows = whole(parameters(run).get("batch_rows")) or 1
     by_epoch: dict[int, list[Step]] = {}
     for step in run.steps:
         if step.position:
-            # A batch may straddle two passes; it counts where its last row lies.
-            by_epoch.setdefault(math.ceil(step.position / num_rows), []).append(step)
+            # A batch may straddle two passes; it counts where its first row lies.
+            first_row = max(step.position - batch_rows, 0)
+            by_epoch.setdefault(first_row // num_rows + 1, []).append(step)
     return [_epoch_summary(run, epoch, steps, num_rows=num_rows) for epoch, steps in sorted(by_epoch.items())]
 
 
@@ -204,6 +272,7 @@ def _epoch_summary(run: Run, epoch: int, steps: list[Step], *, num_rows: int) ->
     weight = sum(tokens for _, tokens in weighed)
     last_step = steps[-1].step
     seen = [one for one in validations(run) if steps[0].step <= one.step <= last_step]
+    tokens, seconds = sum(step.tokens or 0 for step in steps), sum(step.seconds or 0 for step in steps)
     return {
         "epoch": epoch,
         "complete": (steps[-1].position or 0) >= epoch * num_rows or last_step != run.steps[-1].step,
@@ -211,6 +280,8 @@ def _epoch_summary(run: Run, epoch: int, steps: list[Step], *, num_rows: int) ->
         "last_step": last_step,
         "mean_train_loss": sum(loss * tokens for loss, tokens in weighed) / weight if weight else None,
         "val_loss": seen[-1].loss if seen else None,
-        "tokens": sum(step.tokens or 0 for step in steps),
-        "seconds": sum(step.seconds or 0 for step in steps),
+        "tokens": tokens,
+        "seconds": seconds,
+        "tokens_per_second": tokens / seconds if seconds else None,
+        "learning_rate": steps[-1].learning_rate,
     }

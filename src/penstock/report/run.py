@@ -65,11 +65,12 @@ class Step:
     seconds: float | None
     data_seconds: float | None
     position: int | None
+    mfu_percent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """The loss on a held-out split."""
+    """The loss on a held-out split: of `store`, one of several, or of all of them together."""
 
     step: int
     split: str
@@ -77,6 +78,7 @@ class Evaluation:
     bits_per_byte: float | None
     tokens: float | None
     seconds: float | None
+    store: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,6 +120,9 @@ class Run:
     choices: tuple[Choice, ...] = ()
     phases: tuple[Phase, ...] = ()
     store: StoreFacts | None = None
+    repository: dict[str, Any] = field(default_factory=dict)
+    length: dict[str, Any] = field(default_factory=dict)
+    epochs: tuple[Record, ...] = ()
     steps: tuple[Step, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     checkpoints: tuple[Checkpoint, ...] = ()
@@ -147,6 +152,9 @@ class Run:
             choices=tuple(_choices(_of_kind(whole_records, "choice"))),
             phases=tuple(_phases(_of_kind(whole_records, "phase"))),
             store=_store(_of_kind(whole_records, "data")),
+            repository=mapping(next(iter(_of_kind(whole_records, "data")[-1:]), {}).get("repository")),
+            length=next(iter(_of_kind(whole_records, "length")[-1:]), {}),
+            epochs=tuple(_by_step(whole_records, "epoch")),
             steps=tuple(_step(record) for record in _by_step(whole_records, "step")),
             evaluations=tuple(_evaluation(record) for record in _by_step(whole_records, "evaluation")),
             checkpoints=tuple(_checkpoint(record) for record in _by_step(whole_records, "checkpoint")),
@@ -260,6 +268,7 @@ def _step(record: Record) -> Step:
         seconds=finite(record.get("seconds")),
         data_seconds=finite(record.get("data_seconds")),
         position=whole(record.get("position")),
+        mfu_percent=finite(record.get("mfu_percent")),
     )
 
 
@@ -271,6 +280,7 @@ def _evaluation(record: Record) -> Evaluation:
         bits_per_byte=finite(record.get("bits_per_byte")),
         tokens=finite(record.get("tokens")),
         seconds=finite(record.get("seconds")),
+        store=line_of(record["store"]) if record.get("store") else None,
     )
 
 
