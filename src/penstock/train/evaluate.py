@@ -15,16 +15,26 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from penstock.load.torch import IGNORED_LABEL, TorchBatch, TorchLoader, sequential_batches
 from penstock.pack import Plan
-from penstock.train.loss import Autocast, cross_entropy_sum, logits_of
+from penstock.train.distributed import World
+from penstock.train.loss import Autocast, nats_of
 
-__all__ = ["Evaluation", "evaluate", "evaluation_mode", "evaluations_together", "held_out_batches"]
+__all__ = [
+    "Evaluation",
+    "evaluate",
+    "evaluation_mode",
+    "evaluations_together",
+    "held_out_batches",
+    "shared_batches",
+    "whole_evaluation",
+]
 
 HELD_OUT_SEED = 0
 
@@ -74,6 +84,39 @@ def held_out_batches(plan: Plan, *, batch_rows: int, device: str, limit_rows: in
             yield next(loader)[: limit_rows - first_row]
 
 
+def shared_batches(batches: Iterable[TorchBatch], world: World) -> Iterator[TorchBatch]:
+    """This rank's share, every `world.size`-th batch; all ranks get equally many.
+
+    Ranks that share a model wait for each other in every forward pass, so where the last batches don't go round a rank
+    gets one once more without targets, which adds nothing.
+    """
+    waiting: list[TorchBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if len(waiting) == world.size:
+            yield waiting[world.rank]
+            waiting = []
+    if waiting:
+        yield waiting[world.rank] if world.rank < len(waiting) else _without_targets(waiting[0])
+
+
+def _without_targets(batch: TorchBatch) -> TorchBatch:
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask), host_mask=np.zeros_like(batch.host_mask))
+
+
+def whole_evaluation(share: Evaluation | None, world: World) -> Evaluation | None:
+    """The evaluation of all ranks' batches from each rank's own; None if no rank met a target with bytes."""
+    if world.size == 1:
+        return share
+    own = (share.nats, share.num_targets, share.num_bytes) if share else (0.0, 0, 0)
+    nats, num_targets, num_bytes = world.sums(*own)
+    if num_bytes == 0:
+        return None
+    return Evaluation(
+        nats=nats, num_targets=int(num_targets), num_bytes=int(num_bytes), seconds=share.seconds if share else 0.0
+    )
+
+
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Puts the model in evaluation mode for the block, and back into the mode it had."""
@@ -93,6 +136,7 @@ def evaluate(
     *,
     document_boundaries: bool,
     autocast: Autocast,
+    loss_kernel: str = "plain",
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Evaluation | None:
     """Scores every batch; `None` if told to stop before the last, or if no target with bytes was met.
@@ -103,6 +147,7 @@ def evaluate(
         token_byte_lengths: bytes of each token of the vocabulary [V], on the model's device.
         document_boundaries: whether attention stays inside documents.
         autocast: as in training.
+        loss_kernel: as in training, so that what fits there fits here.
         should_stop: asked before each batch, so that a signal needn't wait for the whole pass.
     """
     started = time.perf_counter()
@@ -111,8 +156,15 @@ def evaluate(
         for batch in batches:
             if should_stop():
                 return None
-            logits = logits_of(model, batch, document_boundaries=document_boundaries, autocast=autocast)
-            nats += float(cross_entropy_sum(logits, batch.labels))
+            nats += float(
+                nats_of(
+                    model,
+                    batch,
+                    document_boundaries=document_boundaries,
+                    autocast=autocast,
+                    loss_kernel=loss_kernel,
+                )
+            )
             num_targets += batch.num_targets
             num_bytes += int(token_byte_lengths[batch.labels[batch.labels != IGNORED_LABEL]].sum())
     if num_bytes == 0:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,18 +27,28 @@ from penstock import fs
 from penstock.errors import TrainingError
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
-from penstock.train.checkpoint import Checkpoint
+from penstock.train.callbacks import Callback, Callbacks
+from penstock.train.checkpoint import CHECKPOINTS_NAME, Checkpoint
 from penstock.train.config import DEFAULT_DECAY_RATIO, TrainConfig
+from penstock.train.distributed import (
+    SilentLog,
+    device_of_ranks,
+    joined,
+    shared_world,
+    whole_norm,
+    world_of_environment,
+)
 from penstock.train.interruption import Interruption
-from penstock.train.loss import add_gradients
+from penstock.train.memory import add_gradients_within_memory
 from penstock.train.model import num_parameters
 from penstock.train.monitor import HardwareMonitor
 from penstock.train.optimizer import set_learning_rate
 from penstock.train.run import Run, assemble, new_model, training_data, with_length
-from penstock.train.saving import restore, save
+from penstock.train.saving import Saver, restore
 from penstock.train.schedule import learning_rate_at
 from penstock.train.start import Progress, refuse_another_run, starting_point
-from penstock.train.watching import watch
+from penstock.train.tracking import Trackers, open_trackers
+from penstock.train.watching import has_lost_patience, record_passes, watch
 
 __all__ = ["TrainResult", "train"]
 
@@ -58,6 +68,10 @@ class TrainResult:
     final_loss: float | None  # of the last such step
     val_loss: float | None  # of the last evaluation, if there was one
     val_bits_per_byte: float | None
+    best_step: int | None  # of the lowest held-out loss
+    best_val_loss: float | None
+    best_checkpoint: Path | None  # of that step, where `keep_best` kept it
+    stop_reason: str | None  # why it was completed before its last step
     tokens: int
     seconds: float
     tokens_per_second: float
@@ -92,6 +106,7 @@ def train(
     resume: bool = False,
     mixed_with: Mapping[str, Store] | None = None,
     on_progress: Callable[[Record], None] | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> TrainResult:
     """Trains the built-in decoder on a store until the config's last step, a signal, or an error.
 
@@ -100,31 +115,42 @@ def train(
         store: an open store with a `train` split, and a `val` split if there is to be an evaluation.
         run_folder: where checkpoints go; one process at a time may train in it.
         log: where every step, choice and event is recorded.
-        mixed_with: all stores of a mixture by name, `store` the first of them; evaluation is on `store` alone.
+        mixed_with: all stores of a mixture by name, `store` the first of them; each one's `val` is evaluated.
         resume: go on from the newest whole checkpoint, or start if there is none.
         on_progress: given each record the loop writes, as it is written.
+        callbacks: called as the run goes on, and may end it; see callbacks.py.
 
     Raises:
         ConfigError: a setting that is impossible here, or a folder that holds another run already.
         ResumeError: the checkpoint is of another store, config or plan.
-        TrainingError: the loss wasn't finite three times in a row.
+        TrainingError: the loss wasn't finite three times in a row, or a callback failed.
         DiskError: the last checkpoint, or the log, couldn't be written.
     """
 
+    world = world_of_environment()
+    log = log if world.is_main else SilentLog()
+    called = Callbacks(callbacks if world.is_main else ())
+    listeners: list[Callable[[Record], None]] = [called.tell]
+    if on_progress is not None and world.is_main:
+        listeners.insert(0, on_progress)
+
     def tell(kind: str, **fields: Any) -> Record:
         record = log.append(kind, **fields)
-        if on_progress is not None:
-            on_progress(record)
+        for listen in listeners:
+            listen(record)
         return record
 
     with ExitStack() as stack:
         stack.enter_context(fs.fail_as_disk_error(f"writing the run in {run_folder}:"))
-        fs.make_folder(run_folder)
-        stack.enter_context(fs.FolderLock(run_folder / LOCK_NAME))
-        interruption = stack.enter_context(Interruption())
+        stack.enter_context(joined(world, device_of_ranks(config.device)))
+        interruption = stack.enter_context(Interruption(world))
 
         # Where to start.
-        checkpoint = starting_point(run_folder, log, resume=resume)
+        with world.main_first():
+            if world.is_main:
+                fs.make_folder(run_folder)
+                stack.enter_context(fs.FolderLock(run_folder / LOCK_NAME))
+            checkpoint = starting_point(run_folder, log, resume=resume)
         progress = Progress()
         if checkpoint is not None:
             refuse_another_run(checkpoint, config, store)
@@ -132,65 +158,127 @@ def train(
 
         # What is to be done, with what.
         data = training_data(config, store, mixed_with, log)
-        config = with_length(config, data, tell)
+        config, length = with_length(config, data, tell)
         model = new_model(config, data)
         if checkpoint is not None and progress.is_finished:
-            tell("event", message=f"nothing to resume: the run has all its {progress.step} steps")
-            return _result(progress, model=model, train_rows=data.rows.num_rows, checkpoint=checkpoint)
+            why = progress.stop_reason or f"the run has all its {progress.step} steps"
+            tell("event", message=f"nothing to resume: {why}")
+            return _result(progress, run_folder, model=model, train_rows=data.rows.num_rows, checkpoint=checkpoint)
+        world = shared_world(world, config, model, log)
         run = assemble(
             config,
             store,
             data,
             model,
+            length=length,
             folder=run_folder,
             log=log,
             tell=tell,
             interruption=interruption,
+            callbacks=called,
             checkpoint=checkpoint,
             stack=stack,
+            world=world,
         )
         if checkpoint is not None:
             restore(run, checkpoint)
             tell("event", message=f"resumed from {checkpoint.path.name} at position {run.loader.position}")
         log.append("stream", **run.loader.state_dict())  # what `inspect --step` needs of a mixture: its stages
-        stack.enter_context(HardwareMonitor(log))
+        saver = stack.enter_context(Saver(newest=checkpoint))
+        stack.enter_context(HardwareMonitor(log, seconds_between_samples=config.hardware_interval_seconds))
+        trackers = stack.enter_context(
+            open_trackers(
+                config, run_folder, first_step=progress.step, tell_event=lambda m: log.append("event", message=m)
+            )
+            if world.is_main
+            else Trackers({}, tell_event=lambda m: None)
+        )
+        listeners.append(trackers.tell)
 
-        checkpoint = _train_steps(run, progress, checkpoint)
-        return _result(progress, model=run.model, train_rows=data.rows.num_rows, checkpoint=checkpoint)
+        checkpoint = _train_steps(run, progress, saver)
+        trackers.is_completed = progress.is_finished
+        result = _result(progress, run_folder, model=run.model, train_rows=data.rows.num_rows, checkpoint=checkpoint)
+        called.raise_failure()
+        called.end(result)
+        called.raise_failure()
+        return result
 
 
-def _train_steps(run: Run, progress: Progress, checkpoint: Checkpoint | None) -> Checkpoint | None:
-    """Steps until the last one or a signal, with what is due between them; returns the last checkpoint."""
+def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | None:
+    """Steps until the last one, or until something ends the run; returns the last checkpoint."""
     config = run.config
     first_step = progress.step
-    while progress.step < config.num_steps:
+    _look(run, progress)  # what the stop before a resume left undone at this very step
+    while progress.stop_reason is None and not _is_over(run, progress, first_step):
         step = _take_step(run, number=progress.step)
         progress.count_step(loss=step.loss, is_finite=step.is_finite, tokens=step.tokens, seconds=step.seconds)
-        is_last = progress.step == config.num_steps
-        if _is_due(progress.step, config.log_every_steps) or is_last or not step.is_finite:
-            _record_step(run, progress, step)
+        _record_step(run, progress, step)
         if not step.is_finite:
             _refuse_repeated_skips(run, progress, step)
+        run.interruption.agree(also=run.callbacks.stop_reason)
 
         # What is due between steps; the last step's evaluation and save follow the loop.
-        is_stopping = run.interruption.requested is not None or progress.step - first_step == config.stop_after_steps
-        if is_last or is_stopping:
+        if _is_over(run, progress, first_step):
             break
-        if _is_due(progress.step, config.eval_every_steps):
-            watch(run, progress)
-        if _is_due(progress.step, config.checkpoint_every_steps):
-            checkpoint = save(run, progress, is_required=False) or checkpoint
+        _look(run, progress)
+        is_best = config.keeps_best and progress.best_step == progress.step
+        if progress.stop_reason is None and (is_best or _is_due(progress.step, config.checkpoint_every_steps)):
+            saver.save(run, progress, protected=_kept(run, progress))
+        saver.poll(run)
 
     if progress.step == config.num_steps:
-        watch(run, progress)
+        _look(run, progress)
         # A signal during the last evaluation ends it; resuming then evaluates and nothing else.
         progress.is_finished = run.interruption.requested is None
+    elif progress.stop_reason is not None:
+        progress.is_finished = True
+        run.tell(
+            "event", message=f"ended early after step {progress.step} of {config.num_steps}: {progress.stop_reason}"
+        )
     else:
-        reason = run.interruption.requested or f"stop_after_steps={config.stop_after_steps}"
+        reason = _stop_cause(run, progress, first_step)
         run.tell("event", message=f"stopping after step {progress.step} of {config.num_steps}: {reason}")
-    if checkpoint is None or checkpoint.step != progress.step:
-        checkpoint = save(run, progress, is_required=True)
-    return checkpoint
+    return saver.finish(run, progress, protected=_kept(run, progress))
+
+
+def _is_over(run: Run, progress: Progress, first_step: int) -> bool:
+    return progress.step >= run.config.num_steps or _stop_cause(run, progress, first_step) is not None
+
+
+def _stop_cause(run: Run, progress: Progress, first_step: int) -> str | None:
+    """Why this start of the run must end before its last step: it can be resumed."""
+    stop_after = run.config.stop_after_steps
+    if stop_after is not None and progress.step - first_step >= stop_after:
+        return f"stop_after_steps={stop_after}"
+    # Of several processes only what they have agreed on counts: all must stop after the same step.
+    return run.interruption.requested or (run.callbacks.stop_reason if run.world.size == 1 else None)
+
+
+def _look(run: Run, progress: Progress) -> None:
+    """Evaluates if the step that was done last is one for it, sums up the pass it ended, and asks for patience.
+
+    May be called again for the same step: what was recorded isn't recorded twice.
+    """
+    config, step = run.config, progress.step
+    if step == 0:
+        return
+    first_row = run.loader.position - config.batch_rows
+    is_last = step == config.num_steps
+    ends_pass = run.loader.position // run.length.rows_per_pass > first_row // run.length.rows_per_pass
+    is_due = is_last or _is_due(step, config.eval_every_steps) or (ends_pass and config.is_by_passes)
+    if is_due and progress.val_step != step:
+        watch(run, progress)
+    if run.interruption.requested is not None:
+        return
+    is_ending = is_last or (progress.val_step == step and has_lost_patience(run, progress))
+    if progress.pass_first_step <= step and (ends_pass or is_ending):
+        rate = _learning_rate(config, step - 1)
+        record_passes(run, progress, learning_rate=rate, first_row=first_row, is_last=is_ending)
+
+
+def _kept(run: Run, progress: Progress) -> set[str]:
+    """The names of checkpoints that pruning leaves alone."""
+    return {f"step-{progress.best_step:08d}"} if run.config.keeps_best and progress.best_step is not None else set()
 
 
 def _take_step(run: Run, *, number: int) -> _Step:
@@ -204,13 +292,7 @@ def _take_step(run: Run, *, number: int) -> _Step:
     # The gradient of its mean loss, whatever the micro-batch.
     learning_rate = _learning_rate(run.config, number)
     set_learning_rate(run.optimizer, learning_rate)
-    mean_loss = add_gradients(
-        run.model,
-        batch,
-        micro_batch_rows=run.choices.micro_batch_rows,
-        document_boundaries=run.config.document_boundaries,
-        autocast=run.autocast,
-    )
+    mean_loss, num_targets = add_gradients_within_memory(run, batch)
     norm = _clipped_norm(run.model, run.config.max_grad_norm)
     loss, grad_norm = torch.stack((mean_loss, norm)).tolist()
 
@@ -222,7 +304,7 @@ def _take_step(run: Run, *, number: int) -> _Step:
         loss=loss,
         grad_norm=grad_norm,
         learning_rate=learning_rate,
-        tokens=batch.num_targets,
+        tokens=num_targets,
         seconds=time.perf_counter() - started,
         data_seconds=data_seconds,
         position=position,
@@ -246,24 +328,31 @@ def _learning_rate(config: TrainConfig, step: int) -> float:
 def _clipped_norm(model: nn.Module, max_grad_norm: float | None) -> Tensor:
     """The norm of the whole gradient before clipping, which is then done in place."""
     parameters = list(model.parameters())
-    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    norm = whole_norm(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
     if max_grad_norm is not None:
         torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
     return norm
 
 
 def _record_step(run: Run, progress: Progress, step: _Step) -> None:
-    run.tell(
-        "step",
-        step=progress.step,
-        loss=step.loss,
-        learning_rate=step.learning_rate,
-        grad_norm=step.grad_norm,
-        tokens=step.tokens,
-        seconds=round(step.seconds, 6),
-        data_seconds=round(step.data_seconds, 6),
-        position=run.loader.position,
-    )
+    """Writes the step's record if it is due; callbacks get it in any case."""
+    fields: dict[str, Any] = {
+        "step": progress.step,
+        "loss": step.loss,
+        "learning_rate": step.learning_rate,
+        "grad_norm": step.grad_norm,
+        "tokens": step.tokens,
+        "seconds": round(step.seconds, 6),
+        "data_seconds": round(step.data_seconds, 6),
+        "position": run.loader.position,
+    }
+    if run.peak_flops is not None:
+        fields["mfu_percent"] = round(100 * run.flops_per_step / step.seconds / run.peak_flops, 3)
+    is_last = progress.step == run.config.num_steps
+    if _is_due(progress.step, run.config.log_every_steps) or is_last or not step.is_finite:
+        run.tell("step", **fields)
+    else:
+        run.callbacks.tell({"kind": "step", "time": time.time(), **fields})
 
 
 def _refuse_repeated_skips(run: Run, progress: Progress, step: _Step) -> None:
@@ -283,7 +372,10 @@ def _is_due(step: int, every: int | None) -> bool:
     return every is not None and step % every == 0
 
 
-def _result(progress: Progress, *, model: nn.Module, train_rows: int, checkpoint: Checkpoint | None) -> TrainResult:
+def _result(
+    progress: Progress, run_folder: Path, *, model: nn.Module, train_rows: int, checkpoint: Checkpoint | None
+) -> TrainResult:
+    best = run_folder / CHECKPOINTS_NAME / f"step-{progress.best_step or 0:08d}"
     return TrainResult(
         status="completed" if progress.is_finished else "interrupted",
         steps=progress.step,
@@ -291,6 +383,10 @@ def _result(progress: Progress, *, model: nn.Module, train_rows: int, checkpoint
         final_loss=progress.final_loss,
         val_loss=progress.val_loss,
         val_bits_per_byte=progress.val_bits_per_byte,
+        best_step=progress.best_step,
+        best_val_loss=progress.best_loss,
+        best_checkpoint=best if best.is_dir() else None,
+        stop_reason=progress.stop_reason,
         tokens=progress.tokens,
         seconds=progress.seconds,
         tokens_per_second=progress.tokens / progress.seconds if progress.seconds else 0.0,

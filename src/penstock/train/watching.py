@@ -11,7 +11,14 @@ mean over the targets of all of them.
 from __future__ import annotations
 
 from penstock.pack import Plan
-from penstock.train.evaluate import Evaluation, evaluate, evaluations_together, held_out_batches
+from penstock.train.evaluate import (
+    Evaluation,
+    evaluate,
+    evaluations_together,
+    held_out_batches,
+    shared_batches,
+    whole_evaluation,
+)
 from penstock.train.run import Run
 from penstock.train.sample import sampled_ids
 from penstock.train.start import Progress
@@ -19,6 +26,7 @@ from penstock.train.start import Progress
 __all__ = ["has_lost_patience", "record_passes", "watch"]
 
 SAMPLE_TEMPERATURE = 0.8
+NO_ID = -1
 
 
 def watch(run: Run, progress: Progress) -> None:
@@ -45,20 +53,23 @@ def watch(run: Run, progress: Progress) -> None:
 
 
 def _evaluation(run: Run, plan: Plan) -> Evaluation | None:
+    """Each rank scores its share of the batches; the figures are those of all."""
     rows = held_out_batches(
         plan,
         batch_rows=run.choices.micro_batch_rows,
         device=run.choices.device,
         limit_rows=run.config.eval_rows,
     )
-    return evaluate(
+    found = evaluate(
         run.model,
-        rows,
+        shared_batches(rows, run.world),
         run.token_byte_lengths,
         document_boundaries=run.config.document_boundaries,
         autocast=run.autocast,
-        should_stop=lambda: run.interruption.requested is not None,
+        loss_kernel=run.choices.loss_kernel,
+        should_stop=run.interruption.agree,
     )
+    return whole_evaluation(found, run.world)
 
 
 def _record(run: Run, progress: Progress, found: Evaluation, **where: str) -> None:
@@ -126,7 +137,8 @@ def _sample(run: Run, *, step: int) -> None:
         run.model,
         run.prompt_ids,
         num_tokens=run.config.sample_tokens,
-        end_id=tokenizer.end_id,
+        # Ranks that share a model call it equally often, whatever they draw.
+        end_id=tokenizer.end_id if run.world.parallel != "fsdp" else NO_ID,
         seed=run.config.seed,
         temperature=SAMPLE_TEMPERATURE,
         autocast=run.autocast,
