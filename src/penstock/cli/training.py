@@ -19,6 +19,7 @@ import typer
 
 from penstock import __version__
 from penstock.cli.data import prepare_facts
+from penstock.cli.experts import prepared_stores, record_adapted
 from penstock.cli.output import note, one_line, print_json, progress_bar
 from penstock.errors import ConfigError, InputError, PenstockError
 
@@ -26,23 +27,29 @@ if TYPE_CHECKING:
     from penstock.runlog import Record, RunLog
     from penstock.store import Store
     from penstock.train import TrainConfig, TrainResult
+    from penstock.train.adapters import Adaptation
 
 Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. steps=500; repeatable.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the run's manifest as one JSON object.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every choice with its reason, and every event.")]
 
 SAMPLE_ROWS = 4
 INTERRUPTED_EXIT = 130
 
 
 def train(
-    data: Annotated[
-        list[str], typer.Option("--data", metavar="STORE[@VERSION]", help="The store to train on; repeatable.")
-    ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="The run folder.")],
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG.yaml]", help="Settings; see docs/configuration.md.")
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="Settings, or an expert manifest; see docs/configuration.md."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--data", metavar="STORE[@VERSION]", help="The store to train on; repeatable. A manifest names its own."
+        ),
     ] = None,
     settings: Settings = None,
     mix: Annotated[
@@ -53,9 +60,14 @@ def train(
     deterministic: Annotated[
         bool, typer.Option("--deterministic", help="Bit-identical reruns on a GPU too; slower.")
     ] = False,
+    network: Annotated[bool, typer.Option("--network", help="Allow downloads of models and data sets.")] = False,
+    cache: Annotated[
+        Path | None, typer.Option(help="Where a manifest's data is kept prepared. Default: .stores beside RUN.")
+    ] = None,
+    verbose: Verbose = False,
     json_output: Json = False,
 ) -> None:
-    """Train a model on a store.
+    """Train a model on a store, or an expert as its manifest says.
 
     \b
     Examples:
@@ -63,22 +75,34 @@ def train(
       penstock train config.yaml --data store --out runs/two --set steps=1000 --set model.preset=small
       penstock train --data store --out runs/one --resume
       penstock train --data code --data books --mix books=0.3 --mix 'code:docs/**=2' --out runs/mixed
+      penstock train experts/sql/manifest.json --out runs/sql
     """
     from penstock.pack.mixture import names_of_stores, with_names
-    from penstock.train import load_config
+    from penstock.train.config import load_adapted
 
-    names = names_of_stores(data)
+    names = names_of_stores(data) if data else {}
     chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]
+    if network:
+        chosen.append("network=true")
     if mix:
-        chosen.append(f"mix={json.dumps(with_names(mix, names))}")
-    loaded = load_config(config, chosen)
+        chosen.append(f"mix={json.dumps(with_names(mix, names) if names else list(mix))}")
+    loaded, adaptation = load_adapted(config, chosen)
+    if not names and (adaptation is None or adaptation.data is None):
+        raise ConfigError(
+            "no --data was given, and the config names no data set",
+            hint="make a store with `penstock prepare INPUT --out STORE`, then: penstock train --data STORE --out RUN",
+        )
+    resume = resume or (adaptation is not None and adaptation.resume)
     with ExitStack() as stack:
-        stores = {
-            name: stack.enter_context(_opened(word, out, resume=resume, name=name if number else None))
-            for number, (name, word) in enumerate(names.items())
-        }
-        log = stack.enter_context(_recorded(out, loaded))
-        result = _train(loaded, next(iter(stores.values())), out, log, resume=resume, mixed_with=stores)
+        if names:
+            stores = _all_opened(names, out, stack, resume=resume)
+            log = stack.enter_context(_recorded(out, loaded))
+            record_adapted(adaptation, log, verbose=verbose)
+        else:
+            log = stack.enter_context(_recorded(out, loaded))
+            stores = _expert_stores(loaded, adaptation, out, log, stack, resume=resume, cache=cache, verbose=verbose)
+        first = next(iter(stores.values()))
+        result = _train(loaded, first, out, log, resume=resume, mixed_with=stores, verbose=verbose)
     _finish(out, result, json_output=json_output)
 
 
@@ -95,9 +119,7 @@ def run(
         str | None, typer.Option(help="As in `penstock prepare`. Default: trained on the input.")
     ] = None,
     settings: Settings = None,
-    verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Print every choice with its reason, and every event.")
-    ] = False,
+    verbose: Verbose = False,
     json_output: Json = False,
 ) -> None:
     """Prepare, train and report in one go. Without arguments: Python's own library, no network, a few minutes.
@@ -110,18 +132,32 @@ def run(
 
     Run it again with the same --out and it goes on where it was.
     """
-    from penstock.train import load_config
+    from penstock.train.config import load_adapted
 
     if repo is not None and inputs:
         raise ConfigError("both INPUT and --repo were given", hint="use one of them")
     words = [str(repo)] if repo is not None else inputs or ["stdlib:"]
     folder = out or Path("runs") / datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
-    loaded = load_config(config, settings or [])
+    loaded, adaptation = load_adapted(config, settings or [])
+    resume = (folder / "checkpoints").is_dir()
+    if adaptation is not None and adaptation.data is not None:
+        if repo is not None or inputs or tokenizer:
+            raise ConfigError(
+                f"{config} names its own data and base model, and INPUT, --repo or --tokenizer was given too",
+                hint="leave them out, or give a config without a data set",
+            )
+        with ExitStack() as stack:
+            log = stack.enter_context(_recorded(folder, loaded))
+            stores = _expert_stores(loaded, adaptation, folder, log, stack, resume=resume, verbose=verbose)
+            first = next(iter(stores.values()))
+            result = _train(loaded, first, folder, log, resume=resume, mixed_with=stores, verbose=verbose)
+        _finish(folder, result, json_output=json_output)
+        return
     if not json_output:
         note(f"preparing {one_line(' '.join(words))} into {folder / 'store'}")
     with _recorded(folder, loaded) as log:
-        _prepare(words, folder / "store", tokenizer, log)
-        resume = (folder / "checkpoints").is_dir()
+        record_adapted(adaptation, log, verbose=verbose)
+        _prepare(words, folder / "store", tokenizer, log, adaptation)
         with _opened(str(folder / "store"), folder, resume=resume) as store:
             result = _train(loaded, store, folder, log, resume=resume, verbose=verbose)
     _finish(folder, result, json_output=json_output)
@@ -141,6 +177,32 @@ def report(
         )
     print(write_manifest(run_folder))
     print(write_page(run_folder))
+
+
+def _expert_stores(
+    config: TrainConfig,
+    adaptation: Adaptation | None,
+    folder: Path,
+    log: RunLog,
+    stack: ExitStack,
+    *,
+    resume: bool,
+    cache: Path | None = None,
+    verbose: bool = False,
+) -> dict[str, Store]:
+    """The stores of a manifest's tasks, prepared as far as they aren't yet, and opened."""
+    assert adaptation is not None
+    assert adaptation.data is not None
+    record_adapted(adaptation, log, verbose=verbose)
+    paths = prepared_stores(adaptation.data, folder, log, cache=cache, network=config.network)
+    return _all_opened({name: str(path) for name, path in paths.items()}, folder, stack, resume=resume)
+
+
+def _all_opened(names: Mapping[str, str], folder: Path, stack: ExitStack, *, resume: bool) -> dict[str, Store]:
+    return {
+        name: stack.enter_context(_opened(word, folder, resume=resume, name=name if number else None))
+        for number, (name, word) in enumerate(names.items())
+    }
 
 
 def _opened(data: str, folder: Path, *, resume: bool, name: str | None = None) -> Store:
@@ -194,7 +256,7 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
             write_page(folder)
 
 
-def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) -> None:
+def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog, adaptation: Adaptation | None) -> None:
     from penstock.hardware import default_workers, probe
     from penstock.sources import closing_all, sources_from_inputs
     from penstock.store import PrepareOptions, prepare
@@ -203,7 +265,9 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) ->
     with log.phase("prepare") as detail:
         sources = sources_from_inputs(words)
         loaded = load_tokenizer(tokenizer) if tokenizer else None
-        options = PrepareOptions(workers=default_workers(probe()), processes=True, dedup="near")
+        workers = (adaptation.workers if adaptation else None) or default_workers(probe())
+        split = (adaptation.split if adaptation else None) or PrepareOptions.split
+        options = PrepareOptions(split=split, workers=workers, processes=True, dedup="near")
         with closing_all(sources), progress_bar("preparing") as bar:
             result = prepare(sources, out, tokenizer=loaded, options=options, on_progress=bar)
         facts = prepare_facts(result)
@@ -216,7 +280,10 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog) ->
         reason="trained on the input" if tokenizer is None else "given",
     )
     log.append("choice", name="tokenizer_engine", value=engine["engine"], reason=engine["reason"])
-    log.append("choice", name="prepare_workers", value=facts["workers"], reason="one worker per core")
+    reason = (
+        "half the cores, within the config's limits" if adaptation and adaptation.workers else "one worker per core"
+    )
+    log.append("choice", name="prepare_workers", value=facts["workers"], reason=reason)
 
 
 def _train(
