@@ -53,6 +53,7 @@ __all__ = [
     "remove_unfinished_saves",
     "save_checkpoint",
     "trained_parameters",
+    "verified_checkpoint",
 ]
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -82,11 +83,8 @@ class _Damage(Exception):  # noqa: N818 - a finding passed inside this module, n
 
 
 def plain_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Trained parameters by name, tied ones once, without what `torch.compile` and data-parallel wrappers add to names.
-
-    Frozen ones, as beside an adapter, never change: they aren't saved.
-    """
-    return {_plain_name(name): parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    """Parameters by name, tied ones once, without what `torch.compile` and data-parallel wrappers add to names."""
+    return {_plain_name(name): parameter for name, parameter in model.named_parameters()}
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -234,6 +232,16 @@ def find_latest(run_folder: Path, *, log: RunLog | None = None) -> Checkpoint | 
             hint="restore the folder from a backup, or start again with another --out",
         )
     return None
+
+
+def verified_checkpoint(folder: Path) -> Checkpoint:
+    """The checkpoint in a folder; raises `ResumeError` if it isn't whole."""
+    try:
+        return _verified(folder)
+    except _Damage as damage:
+        raise ResumeError(
+            f"the checkpoint {folder} is damaged: {damage}", hint="restore it from a backup, or take another one"
+        ) from damage
 
 
 def _verified(folder: Path) -> Checkpoint:

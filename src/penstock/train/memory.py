@@ -44,7 +44,8 @@ def add_gradients_within_memory(run: Run, batch: TorchBatch) -> tuple[Tensor, in
         share, failure = _attempt(run, batch, num_targets)
         if failure and world.parallel == "fsdp":
             raise _too_large(run, failure, rows=run.choices.micro_batch_rows)
-        if share is not None and not world.any(bool(failure)):
+        is_short = world.any(bool(failure))  # asked by every rank, also by one that knows
+        if share is not None and not is_short:
             world.sum_gradients(run.model)
             return world.whole_loss(share), num_targets
         _take_smaller_pieces(run, batch, failure or "another rank ran out of memory")
@@ -64,6 +65,7 @@ def _attempt(run: Run, batch: TorchBatch, num_targets: int) -> tuple[Tensor | No
             micro_batch_rows=run.choices.micro_batch_rows,
             document_boundaries=run.config.document_boundaries,
             autocast=run.autocast,
+            loss_kernel=run.choices.loss_kernel,
             divisor=run.world.loss_divisor(num_targets),
             before_micro_batch=lambda is_last: run.world.before_micro_batch(run.model, is_last=is_last),
         )

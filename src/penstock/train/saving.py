@@ -211,6 +211,7 @@ def _state_of(run: Run, progress: Progress) -> dict[str, Any]:
         "store_digest": run.store.digest,
         "shape": asdict(run.model.shape),
         "model": run.model.description(),
+        "tokenizer": {"digest": run.data.tokenizer.digest, "end_id": run.data.tokenizer.end_id},
         "choices": asdict(run.choices),
         "loader": run.loader.state_dict(),
         "random": random_states[0],
