@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, nearest_first
 
-__all__ = ["PROFILE_NAMES", "Gpu", "Hardware", "default_workers", "peak_memory_bytes", "probe", "profile"]
+__all__ = ["PROFILE_NAMES", "Gpu", "Hardware", "default_workers", "gpu_named", "peak_memory_bytes", "probe", "profile"]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -119,7 +119,8 @@ _PEAKS = {
 }
 
 
-def _gpu(name: str, *, memory_bytes: int, compute_capability: tuple[int, int]) -> Gpu:
+def gpu_named(name: str, *, memory_bytes: int, compute_capability: tuple[int, int]) -> Gpu:
+    """A card as drivers report it, with the peaks that its data sheet gives, if it is known by that name."""
     peak = _PEAKS.get(name.removeprefix("NVIDIA "))
     bf16_teraflops = peak.bf16_teraflops if peak else None
     return Gpu(
@@ -169,7 +170,7 @@ def profile(name: str) -> Hardware:
     gpus: tuple[Gpu, ...] = ()
     if spec.gpu_name:
         memory_bytes = spec.gpu_memory_mib * _MIB
-        gpus = (_gpu(spec.gpu_name, memory_bytes=memory_bytes, compute_capability=spec.compute_capability),)
+        gpus = (gpu_named(spec.gpu_name, memory_bytes=memory_bytes, compute_capability=spec.compute_capability),)
     return Hardware(
         cpu_name="profile",
         cpu_cores=spec.cpu_cores,
@@ -330,7 +331,7 @@ def _nvml_gpus(nvml: Any, visible: str | None) -> tuple[tuple[Gpu, ...], str]:
             notes.append(f"{name} left out: its memory is unknown ({error})")
             continue
         major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
-        gpus.append(_gpu(name, memory_bytes=memory_bytes, compute_capability=(int(major), int(minor))))
+        gpus.append(gpu_named(name, memory_bytes=memory_bytes, compute_capability=(int(major), int(minor))))
     return tuple(gpus), "; ".join(notes)
 
 

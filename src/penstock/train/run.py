@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from penstock import fs
 from penstock.hardware import probe
 from penstock.load.torch import IGNORED_LABEL, TorchLoader
 from penstock.pack import Plan
@@ -39,10 +40,12 @@ from penstock.train.loss import Autocast
 from penstock.train.optimizer import build_optimizer
 from penstock.train.randomness import seed_everything
 from penstock.train.start import training_mixture, training_plan, validation_plans
+from penstock.train.tuning.applying import applied
 
-__all__ = ["Data", "Run", "Tell", "assemble", "new_model", "training_data", "with_length"]
+__all__ = ["Data", "Run", "Tell", "assemble", "keep_tokenizer", "new_model", "training_data", "with_length"]
 
 PROMPT_TOKENS = 16
+TOKENIZER_NAME = "tokenizer.json"
 
 Tell = Callable[..., Record]
 
@@ -111,6 +114,12 @@ def new_model(config: TrainConfig, data: Data) -> LanguageModel:
     return building.new_model(config, vocab_size=data.tokenizer.vocab_size)
 
 
+def keep_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
+    """Puts the tokenizer into the run's folder: the model says nothing without it, and the store may move."""
+    if not (folder / TOKENIZER_NAME).exists():
+        fs.write_atomic(folder / TOKENIZER_NAME, tokenizer.spec.source_json)
+
+
 def assemble(
     config: TrainConfig,
     store: Store,
@@ -132,13 +141,20 @@ def assemble(
     `stack` takes what must be undone at the run's end: torch's switches and the loader's threads. The weights of a
     checkpoint are put back by `saving.restore`; here its choices alone are read.
     """
-    choices = chosen(config, model, log) if checkpoint is None else reused_choices(checkpoint.state["choices"], log)
+    if world.is_main:
+        keep_tokenizer(folder, data.tokenizer)
+    choices = (
+        chosen(config, model, log, world_size=world.size, is_sharded=world.parallel == "fsdp")
+        if checkpoint is None
+        else reused_choices(checkpoint.state["choices"], log)
+    )
     choices = Choices(**world.from_main(asdict(choices)))  # what was measured on one device counts for all
     _record_settings(config, choices, log)
     stack.enter_context(numeric_settings(choices, deterministic=config.deterministic))
 
     seed_everything(config.seed + world.rank)  # ranks hold the same weights, and drop out different ones
     device = torch.device(choices.device)
+    stack.enter_context(applied(model, choices))
     place_model(model, world, device=choices.device)
     model.train()
     optimizer = build_optimizer(
@@ -147,6 +163,8 @@ def assemble(
         betas=config.betas,
         eps=config.eps,
         fused=choices.fused_optimizer,
+        kind=choices.optimizer,
+        library=choices.optimizer_library,
     )
     loader = stack.enter_context(
         TorchLoader(
@@ -189,11 +207,9 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
     inside = config.document_boundaries
     given = [
         ("gradient_accumulation_steps", accumulation, f"{config.batch_rows} rows a step, whatever fits at once"),
-        ("attention", "sdpa with a document mask" if inside else "sdpa, causal", "torch picks the kernel"),
         ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
         ("packing", config.pack, f"{config.overlap} tokens of overlap" if config.overlap else "rows of seq_len tokens"),
         *config.stream.choices(),
-        ("optimizer", "AdamW", "weight decay on matrices only"),
         (
             "warmup_steps",
             config.num_warmup_steps,

@@ -1,0 +1,100 @@
+"""How much memory a step takes: one formula.
+
+In: sizes of a model and the choices of a run. Out: bytes by part. With N tokens in a micro-batch (rows x T), L layers,
+width D, key/value width K, feed-forward width F, vocabulary V, and e bytes per number in the compute precision:
+
+    weights      as stored (float32: 4 a parameter)
+    copies       e a multiplied parameter where autocast computes in another precision than the weights have
+    gradients    as stored, trained parameters only
+    optimizer    8, 4 or about 2 bytes a trained parameter (adamw, adamw-bf16, adamw-8bit)
+    activations  N x [ kept layers x (e(D + 2K + 4F) + 28D + mask)  +  other layers x 4D  +  1.5 layers  +  16D ]
+    logits       N x V x (12 + e) plain;  one chunk's of the same + 4VD for a trained head's gradient, chunked
+    reserve      on a GPU: 768 MiB for context, libraries and workspaces
+
+`mask` is T x e where documents are kept apart by a dense mask. All layers keep their activations without activation
+checkpointing, every second one with `selective`, none with `full`; the others keep their input. The coefficients 28 and
+4F are counted from what autograd keeps of the built-in decoder; tests compare the sum with tensors alive on a CPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from penstock.train.tuning.facts import ModelFacts
+
+__all__ = ["OPTIMIZER_BYTES", "MemoryEstimate", "estimated_memory"]
+
+# Per trained parameter. 8-bit: two codes of a byte and two float32 scales per block of 256.
+OPTIMIZER_BYTES = {"adamw": 8.0, "adamw-bf16": 4.0, "adamw-8bit": 2.0 + 8 / 256}
+GPU_RESERVE_BYTES = 768 * 2**20
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # as chunked_loss.CHUNK_LOGITS_BYTES, which needs torch
+# Kernels that keep documents apart by a dense mask; flex and varlen need none.
+DENSE_MASK_KERNELS = frozenset({"sdpa", "cudnn", "efficient"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryEstimate:
+    """Bytes by part."""
+
+    weights: int
+    copies: int
+    gradients: int
+    optimizer: int
+    activations: int
+    logits: int
+    reserve: int
+
+    @property
+    def total(self) -> int:
+        """Of all parts."""
+        return sum(asdict(self).values())
+
+
+def estimated_memory(
+    facts: ModelFacts,
+    *,
+    device: str,
+    dtype: str,
+    rows: int,
+    seq_len: int,
+    optimizer: str = "adamw",
+    loss_kernel: str = "plain",
+    activation_checkpointing: str = "none",
+    attention: str = "sdpa",
+    document_boundaries: bool = True,
+) -> MemoryEstimate:
+    """What one micro-batch of `rows` rows takes at its peak, the optimizer's state already there."""
+    number_bytes = 2 if dtype == "bfloat16" else 4
+    tokens = rows * seq_len
+    stored_bytes = facts.weight_bytes / max(1, facts.num_multiplied)
+    has_copies = dtype == "bfloat16" and stored_bytes > 3  # weights that are half precision already aren't copied
+    mask_bytes = seq_len * number_bytes if document_boundaries and attention in DENSE_MASK_KERNELS else 0
+    layer_bytes = (
+        number_bytes * (facts.hidden_size + 2 * facts.kv_size + 4 * facts.feed_forward_size)
+        + 28 * facts.hidden_size
+        + mask_bytes
+    )
+    kept = _kept_layers(facts.num_layers, activation_checkpointing)
+    others = facts.num_layers - kept
+    per_token = kept * layer_bytes + others * 4 * facts.hidden_size + 1.5 * layer_bytes + 16 * facts.hidden_size
+    return MemoryEstimate(
+        weights=facts.weight_bytes,
+        copies=number_bytes * facts.num_multiplied if has_copies else 0,
+        gradients=facts.gradient_bytes,
+        optimizer=int(OPTIMIZER_BYTES[optimizer] * facts.num_trained),
+        activations=int(tokens * per_token),
+        logits=_logits_bytes(facts, tokens, number_bytes=number_bytes, device=device, loss_kernel=loss_kernel),
+        reserve=GPU_RESERVE_BYTES if device == "cuda" else 0,
+    )
+
+
+def _kept_layers(num_layers: int, activation_checkpointing: str) -> int:
+    return {"none": num_layers, "selective": num_layers // 2, "full": 0}[activation_checkpointing]
+
+
+def _logits_bytes(facts: ModelFacts, tokens: int, *, number_bytes: int, device: str, loss_kernel: str) -> int:
+    whole = tokens * facts.padded_vocab_size * (12 + number_bytes)
+    if loss_kernel == "plain":
+        return whole
+    chunk = CHUNK_BYTES[device] // 4 * (12 + number_bytes)
+    return min(whole, chunk) + 4 * facts.padded_vocab_size * facts.hidden_size
