@@ -80,6 +80,21 @@ def run_training(store: Store) -> Train:
     return run
 
 
+@pytest.fixture(scope="session")
+def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a small pretrained model of a kind, such as llama."""
+    from .small_models import save_small_model
+
+    root = tmp_path_factory.mktemp("pretrained")
+
+    def folder_of(kind: str) -> Path:
+        if not (root / kind).exists():
+            save_small_model(kind, root / kind)
+        return root / kind
+
+    return folder_of
+
+
 @pytest.fixture
 def set_before_operation() -> Iterator[Callable[[Callable[[str, str], None] | None], None]]:
     """Sets the seam of fs.py, and clears it after the test."""

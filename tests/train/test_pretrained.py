@@ -19,52 +19,7 @@ from penstock.train.pretrained import PretrainedModel, load_pretrained, refuse_f
 
 transformers = pytest.importorskip("transformers")
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 384,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
-
-
-def config_of(kind: str) -> Any:
-    if kind == "gpt2":
-        sizes = {"vocab_size": 384, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-        return transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
-    if kind == "mistral":
-        return transformers.MistralConfig(**SIZES, sliding_window=8)
-    if kind == "qwen3":
-        return transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)
-    if kind == "gemma2":  # bends its logits: the head is more than one product
-        return transformers.Gemma2Config(**SIZES, head_dim=8, final_logit_softcapping=0.05)
-    if kind == "mamba":  # recurrent: has no mask to keep documents apart
-        return transformers.MambaConfig(vocab_size=384, hidden_size=32, state_size=4, num_hidden_layers=2)
-    return transformers.LlamaConfig(**SIZES)
-
-
-@pytest.fixture(scope="session")
-def saved_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The folder of a small model of a kind, with weights large enough that neighbours would be felt."""
-    root = tmp_path_factory.mktemp("pretrained")
-
-    def folder_of(kind: str) -> Path:
-        folder = root / kind
-        if not folder.exists():
-            with torch.random.fork_rng():
-                torch.manual_seed(3)
-                model = transformers.AutoModelForCausalLM.from_config(config_of(kind))
-                for parameter in model.parameters():
-                    if parameter.ndim == 2:
-                        parameter.data.normal_(0, 0.2)
-            model.save_pretrained(folder)
-        return folder
-
-    return folder_of
+SavedModel = Callable[[str], Path]
 
 
 def loaded(folder: Path, **options: Any) -> PretrainedModel:
@@ -76,9 +31,7 @@ def random_ids(seed: int, *size: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gpt2", "qwen3", "mistral"])
-def test_it_says_what_transformers_says_and_keeps_documents_apart(
-    kind: str, saved_model: Callable[[str], Path]
-) -> None:
+def test_it_says_what_transformers_says_and_keeps_documents_apart(kind: str, saved_model: SavedModel) -> None:
     model = loaded(saved_model(kind))
     theirs = transformers.AutoModelForCausalLM.from_pretrained(saved_model(kind))
     ids = random_ids(1, 2, 24)
@@ -99,18 +52,18 @@ def test_it_says_what_transformers_says_and_keeps_documents_apart(
     assert (model.max_positions, model.padded_vocab_size, model.shape.hidden_size) == (64, 384, 32)
 
 
-def test_a_head_that_bends_its_logits_is_no_single_product(saved_model: Callable[[str], Path]) -> None:
+def test_a_head_that_bends_its_logits_is_no_single_product(saved_model: SavedModel) -> None:
     assert loaded(saved_model("gemma2")).head_weight is None
 
 
-def test_a_model_that_feels_its_neighbours_is_refused(saved_model: Callable[[str], Path]) -> None:
+def test_a_model_that_feels_its_neighbours_is_refused(saved_model: SavedModel) -> None:
     model = loaded(saved_model("mamba"))
     with pytest.raises(ConfigError, match="feels other documents") as refused:
         refuse_felt_neighbours(model)
     assert "document_boundaries=false" in refused.value.hint
 
 
-def test_the_mode_reaches_the_whole_model(saved_model: Callable[[str], Path]) -> None:
+def test_the_mode_reaches_the_whole_model(saved_model: SavedModel) -> None:
     model = loaded(saved_model("gpt2"))  # has dropout
     ids = random_ids(1, 1, 8)
     assert torch.equal(model(ids), model(ids))
@@ -119,7 +72,7 @@ def test_the_mode_reaches_the_whole_model(saved_model: Callable[[str], Path]) ->
     assert not torch.equal(model(ids), model(ids))
 
 
-def test_the_work_of_a_step_is_counted(saved_model: Callable[[str], Path]) -> None:
+def test_the_work_of_a_step_is_counted(saved_model: SavedModel) -> None:
     model = loaded(saved_model("llama"))
     layers = sum(each.numel() for each in model.causal.model.layers.parameters() if each.ndim == 2)
     head = 384 * 32
@@ -133,7 +86,7 @@ def test_the_work_of_a_step_is_counted(saved_model: Callable[[str], Path]) -> No
 @pytest.mark.parametrize("kind", ["llama", "gpt2"])
 @pytest.mark.parametrize("adapter", ["lora", "dora"])
 def test_an_adapter_starts_as_no_change_and_is_all_that_is_trained(
-    kind: str, adapter: Any, saved_model: Callable[[str], Path]
+    kind: str, adapter: Any, saved_model: SavedModel
 ) -> None:
     ids = random_ids(2, 2, 12)
     model, again, other = (loaded(saved_model(kind)) for _ in range(3))
@@ -152,7 +105,7 @@ def test_an_adapter_starts_as_no_change_and_is_all_that_is_trained(
     assert any(not torch.equal(each, different[name]) for name, each in trained.items())
 
 
-def test_an_adapter_on_the_head_takes_the_single_product_away(saved_model: Callable[[str], Path]) -> None:
+def test_an_adapter_on_the_head_takes_the_single_product_away(saved_model: SavedModel) -> None:
     model = loaded(saved_model("llama"))
     assert model.head_weight is not None
     add_adapter(model, AdapterConfig(rank=4, target_modules=("lm_head",)), seed=1)
@@ -160,7 +113,7 @@ def test_an_adapter_on_the_head_takes_the_single_product_away(saved_model: Calla
     assert model.padded_vocab_size == 384
 
 
-def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path, saved_model: Callable[[str], Path]) -> None:
+def test_what_cannot_be_loaded_is_refused_in_one_line(tmp_path: Path, saved_model: SavedModel) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "junk").mkdir()
     (tmp_path / "junk" / "config.json").write_text('{"model_type": "no-such-model"}')
@@ -185,26 +138,26 @@ def test_a_hub_id_needs_the_network_to_be_allowed(monkeypatch: pytest.MonkeyPatc
     assert "--network" in refused.value.hint
 
 
-def test_a_tokenizer_with_more_ids_is_refused(saved_model: Callable[[str], Path]) -> None:
+def test_a_tokenizer_with_more_ids_is_refused(saved_model: SavedModel) -> None:
     assert loaded(saved_model("llama"), vocab_size=300).vocab_size == 300
     with pytest.raises(ConfigError, match=r"385 ids.*has 384") as refused:
         loaded(saved_model("llama"), vocab_size=385)
     assert "--tokenizer" in refused.value.hint
 
 
-def test_four_bits_need_a_gpu(saved_model: Callable[[str], Path]) -> None:
+def test_four_bits_need_a_gpu(saved_model: SavedModel) -> None:
     with pytest.raises(ConfigError, match="nf4 needs a GPU") as refused:
         loaded(saved_model("llama"), quantize="nf4")
     assert "pip install" in refused.value.hint
 
 
-def test_target_modules_that_do_not_exist_are_refused(saved_model: Callable[[str], Path]) -> None:
+def test_target_modules_that_do_not_exist_are_refused(saved_model: SavedModel) -> None:
     with pytest.raises(ConfigError, match="q_prog") as refused:
         add_adapter(loaded(saved_model("llama")), AdapterConfig(target_modules=("q_prog",)), seed=1)
     assert refused.value.hint.startswith("its linear layers: q_proj")
 
 
-def test_the_digest_follows_the_weights(saved_model: Callable[[str], Path]) -> None:
+def test_the_digest_follows_the_weights(saved_model: SavedModel) -> None:
     digests = {weights_digest(saved_model(kind)) for kind in ("llama", "gpt2", "qwen3")}
     assert len(digests) == 3
     assert weights_digest(saved_model("llama")) in digests

@@ -1,4 +1,4 @@
-"""`export`: a store's tokens as files that other programs read."""
+"""`export`: a store's tokens, or a run's model, as files that other programs read."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import human_bytes, one_line, print_facts, print_json, print_table, progress_bar
+from penstock.errors import ConfigError
+
+# As in penstock.train.export, which is imported only where a model is exported: it brings torch.
+MODEL_FORMATS = ("transformers", "peft")
+CHECKPOINTS = "checkpoints"
 
 
 def export(
-    store: Annotated[str, typer.Argument(metavar="STORE[@VERSION]")],
-    output_format: Annotated[str, typer.Option("--format", help="jsonl, arrow, chunks, megatron or bin.")],
+    store: Annotated[str, typer.Argument(metavar="STORE[@VERSION]|RUN")],
+    output_format: Annotated[
+        str, typer.Option("--format", help="jsonl, arrow, chunks, megatron or bin; of a run: transformers or peft.")
+    ],
     out: Annotated[Path, typer.Option("--out", help="A new folder; with --force, one that holds an earlier export.")],
     split: Annotated[str | None, typer.Option(help="Only this split. Default: all, one output for each.")] = None,
     seq_len: Annotated[
@@ -27,10 +34,16 @@ def export(
     compress: Annotated[str | None, typer.Option(help="Compress jsonl: gz or zst.")] = None,
     text: Annotated[bool, typer.Option("--text", help="Add the decoded text to jsonl.")] = False,
     shard_bytes: Annotated[int | None, typer.Option(help="About the largest file of chunks and arrow.")] = None,
+    step: Annotated[
+        int | None, typer.Option(help="Of a run: the checkpoint of this step. Default: the newest.")
+    ] = None,
+    network: Annotated[
+        bool, typer.Option("--network", help="Of a run: allow the download of the model that it began with.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace an earlier export.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Write a store's tokens as files that other programs read.
+    """Write a store's tokens, or a run's model, as files that other programs read.
 
     \b
     jsonl     a JSON object per document: tokens and metadata        train.jsonl
@@ -40,10 +53,15 @@ def export(
     bin       flat tokens, as nanoGPT reads them                      train.bin
 
     \b
+    transformers  a run's model, for `AutoModelForCausalLM.from_pretrained`   model.safetensors config.json …
+    peft          a run's adapter, for `PeftModel.from_pretrained`            adapter_model.safetensors …
+
+    \b
     Examples:
       penstock export store --format arrow --seq-len 1024 --out rows
       penstock export store@1 --format jsonl --split val --compress zst --out val
       penstock export store --format bin --out ~/nanoGPT/data/mine
+      penstock export runs/one --format transformers --out model
 
     Only kept documents are written, in canonical order. The folder appears whole or not at all; export.json in it has
     counts and checksums.
@@ -51,6 +69,22 @@ def export(
     from penstock.export import ExportOptions, export_store
     from penstock.store import open_store
 
+    if output_format in MODEL_FORMATS or (Path(store) / CHECKPOINTS).is_dir():
+        given = {
+            "--split": split,
+            "--seq-len": seq_len,
+            "--pack": pack != "concat",
+            "--overlap": overlap,
+            "--cross-boundaries": cross_boundaries,
+            "--chunk-format": chunk_format != "safetensors",
+            "--compress": compress,
+            "--text": text,
+            "--shard-bytes": shard_bytes,
+        }
+        _refuse_idle(given, why="which a run's model knows nothing of")
+        _export_model(Path(store), output_format, out, step, force=force, network=network, json_output=json_output)
+        return
+    _refuse_idle({"--step": step, "--network": network}, why="which is for a run's model")
     options = ExportOptions(
         format=output_format,
         split=split,
@@ -70,6 +104,32 @@ def export(
         print_json(facts)
     else:
         _print_exported(facts)
+
+
+def _refuse_idle(given: dict[str, Any], *, why: str) -> None:
+    for name, value in given.items():
+        if value:
+            raise ConfigError(f"{name} was given, {why}", hint=f"leave {name} out")
+
+
+def _export_model(
+    run: Path, output_format: str, out: Path, step: int | None, *, force: bool, network: bool, json_output: bool
+) -> None:
+    from penstock.train.export import export_model, facts_of
+
+    result = export_model(run, out, output_format=output_format, step=step, force=force, network=network)
+    facts = {**facts_of(result), "run": str(run)}
+    if json_output:
+        print_json(facts)
+        return
+    print_facts(
+        {
+            "export": one_line(f"{facts['out']}  ({facts['format']} of {facts['run']} after step {facts['step']})"),
+            "parameters": f"{facts['parameters']:,}",
+            "files": f"{facts['num_files']:,}, {human_bytes(facts['num_bytes'])}",
+            "time": f"{facts['seconds']:.1f} s",
+        }
+    )
 
 
 def _facts(store: Any, result: Any) -> dict[str, Any]:

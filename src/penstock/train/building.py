@@ -15,13 +15,21 @@ import torch
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.train.adapting import add_adapter, use_float8
-from penstock.train.checkpoint import MODEL_NAME, Checkpoint, load_parameters, read_tensors
+from penstock.train.checkpoint import (
+    MODEL_NAME,
+    Checkpoint,
+    is_sharded,
+    load_parameters,
+    read_tensors,
+    trained_parameters,
+)
 from penstock.train.config import TrainConfig
 from penstock.train.language_model import LanguageModel
 from penstock.train.model import build_model
 from penstock.train.model_config import ModelConfig
 from penstock.train.pretrained import PretrainedModel, load_pretrained, refuse_felt_neighbours
 from penstock.train.shape import ModelShape
+from penstock.train.sharded_checkpoint import loaded_tensors
 
 __all__ = ["model_of_checkpoint", "new_model", "refuse_another_base"]
 
@@ -74,7 +82,12 @@ def model_of_checkpoint(checkpoint: Checkpoint, *, network: bool = False) -> Lan
             seed=0,
         )
         refuse_another_base(model, checkpoint)
-    load_parameters(model, read_tensors(checkpoint.path / MODEL_NAME))
+    if is_sharded(checkpoint):
+        parameters = trained_parameters(model)
+        tensors = loaded_tensors(checkpoint, parameters)
+        load_parameters(model, {name: tensors[name] for name in parameters if name in tensors})
+    else:
+        load_parameters(model, read_tensors(checkpoint.path / MODEL_NAME))
     return model.eval()
 
 

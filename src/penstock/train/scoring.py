@@ -17,11 +17,10 @@ import torch
 from penstock.errors import InputError
 from penstock.load.torch import sequential_batches
 from penstock.pack import Plan
-from penstock.train.checkpoint import MODEL_NAME, Checkpoint, find_latest, load_parameters, read_tensors
+from penstock.train.building import model_of_checkpoint
+from penstock.train.checkpoint import find_latest
 from penstock.train.evaluate import Evaluation, evaluate
 from penstock.train.loss import Autocast
-from penstock.train.model import build_model
-from penstock.train.shape import ModelShape
 
 __all__ = ["ScoredModel", "open_model"]
 
@@ -71,15 +70,9 @@ def open_model(run_folder: Path) -> ScoredModel:
         )
     from penstock.train.choices import Choices, autocast_of
 
-    model = _built(checkpoint)
+    model = model_of_checkpoint(checkpoint)
     has_gpu = torch.cuda.is_available()
     choices = Choices(**checkpoint.state["choices"])
     autocast = autocast_of(choices) if choices.device == "cpu" or has_gpu else nullcontext
     device = "cuda" if choices.device.startswith("cuda") and has_gpu else "cpu"
     return ScoredModel(model=model.to(device).eval(), step=checkpoint.step, device=device, autocast=autocast)
-
-
-def _built(checkpoint: Checkpoint) -> Any:
-    model = build_model(ModelShape(**checkpoint.state["shape"]), seed=0)
-    load_parameters(model, read_tensors(checkpoint.path / MODEL_NAME))
-    return model
