@@ -23,7 +23,7 @@ from penstock import fs
 from penstock.bench.result import Role, Row
 from penstock.errors import PenstockError
 
-__all__ = ["Outcome", "Report", "Subject", "Tell", "measured", "row_of", "run_fresh", "run_own"]
+__all__ = ["Outcome", "Report", "Subject", "Tell", "is_named", "measured", "row_of", "run_fresh", "run_own"]
 
 TIMEOUT_SECONDS = 1200.0
 
@@ -50,6 +50,7 @@ class Subject:
         environment: variables set for its process.
         setup: tasks run once before the first round, in order: (task, settings).
         repeats: rounds it takes part in, where that isn't all of them.
+        timeout_seconds: of one measurement; None for 20 minutes.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Subject:
     environment: Mapping[str, str] = field(default_factory=dict)
     setup: Sequence[tuple[str, Mapping[str, Any]]] = ()
     repeats: int | None = None
+    timeout_seconds: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -88,7 +90,7 @@ def measured(
     outcomes = {subject.name: Outcome(subject=subject) for subject in subjects}
     setups: dict[str, str | None] = {}
     for name, outcome in outcomes.items():
-        if _is_named(name, skip):
+        if is_named(name, skip):
             outcome.skipped = "left out with --skip"
         for task, settings in outcome.subject.setup:
             if outcome.skipped is not None:
@@ -123,15 +125,22 @@ def row_of(
     return Row(name=row_name, role=subject.role, unit=unit, values=values, details=details)
 
 
-def _is_named(name: str, skip: Sequence[str]) -> bool:
-    words = re.findall(r"[\w+-]+", name.lower())
+def is_named(name: str, skip: Sequence[str]) -> bool:
+    """Whether a subject is meant by one of some words: its name, a part of it between commas, or a word of it."""
+    words = {*re.findall(r"[\w+-]+", name.lower()), *re.findall(r"[\w.+-]+", name.lower()), *name.lower().split(", ")}
     return any(each.lower() == name.lower() or each.lower() in words for each in skip)
 
 
 def _attempt(outcome: Outcome, task: str, settings: Mapping[str, Any], *, folder: Path) -> Report | None:
     """One report; where a peer gives none, or a package is missing, the outcome says why from then on."""
     try:
-        return run_fresh(task, settings, folder=folder, environment=outcome.subject.environment)
+        return run_fresh(
+            task,
+            settings,
+            folder=folder,
+            environment=outcome.subject.environment,
+            timeout_seconds=outcome.subject.timeout_seconds or TIMEOUT_SECONDS,
+        )
     except TaskFailed as failure:
         if outcome.subject.role is Role.OURS and not isinstance(failure, PackageMissing):
             raise _own_failure(outcome.subject.name, failure) from None

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from penstock.report import measures
-from penstock.report.fields import finite, line_of, mapping, sequence, whole
+from penstock.report.fields import finite, mapping, sequence, whole
 from penstock.report.run import Run
 from penstock.runlog import Record
 
@@ -86,7 +86,7 @@ def speed_of(records: Sequence[Record]) -> Speed:
     account = account_of(records)
     return Speed(
         tokens_per_second=rate,
-        mfu_percent=_mfu_percent(run, rate),
+        mfu_percent=_mfu_percent(steady),
         data_stall_percent=100 * waited / seconds if seconds else None,
         step_seconds_median=measures.timing(run)["step_seconds_median"],
         seconds_to_first_step=account.seconds_to_first_step,
@@ -103,18 +103,11 @@ def _bytes(megabytes: float | None) -> float | None:
     return None if megabytes is None else megabytes * measures.BYTES_PER_MB
 
 
-def _mfu_percent(run: Run, rate: float | None) -> float | None:
-    """Model FLOP/s over the card's dense bf16 peak; None on a CPU or where the records don't say what a token costs."""
-    flops_per_token = next(
-        (value for phase in reversed(run.phases) if (value := finite(phase.detail.get("flops_per_token")))), None
-    )
-    gpus = [mapping(gpu) for gpu in sequence(run.hardware.get("gpus"))]
-    peak = finite(gpus[0].get("peak_bf16_flops")) if gpus else None
-    device = line_of(next((choice.value for choice in run.choices if choice.name == "device"), ""))
-    if not rate or not flops_per_token or not peak or not device.startswith("cuda"):
-        return None
-    world_size = next((whole(choice.value) for choice in run.choices if choice.name == "world_size"), None) or 1
-    return 100 * rate * flops_per_token / (peak * world_size)
+def _mfu_percent(steady: Sequence[Record]) -> float | None:
+    """The mean over steady step time; None where the steps don't say, as on a CPU."""
+    pairs = [(finite(one.get("mfu_percent")), finite(one.get("seconds")) or 0.0) for one in steady]
+    seconds = sum(taken for share, taken in pairs if share is not None)
+    return sum(share * taken for share, taken in pairs if share is not None) / seconds if seconds else None
 
 
 @dataclass(frozen=True, kw_only=True)
