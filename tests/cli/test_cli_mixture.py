@@ -6,8 +6,14 @@ import json
 import random
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from penstock.load.mixed import MixedLoader
+from penstock.pack.mixture import make_mixture
+from penstock.report.steps import describe_step
+from penstock.store import open_store
 
 TINY = [
     "model.num_layers=1",
@@ -89,7 +95,7 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     first = records_of(run)
     told = next(record for record in first if record["kind"] == "data")
     assert {one["name"]: one["weight"] for one in told["mixture"]["mix"]} == {"A": 0.3, "B": 1}
-    assert told["stores"] == {"A": 1, "B": 1}
+    assert [(one["name"], one["version"]) for one in told["stores"]] == [("A", 1), ("B", 1)]
     assert "A=0.3" in next(r["value"] for r in first if r["kind"] == "choice" and r["name"] == "mixture")
     refused = penstock("train", *data, *SETTINGS, "--set", "steps=6", "--mix", "A:src/**=2", "--resume", expect=1)
     assert f"mixture: saved {told['mixture']['mixture']!r}" in refused.err
@@ -100,5 +106,35 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     stages = state["loader"]["stages"]
     assert [(stage["start"], stage["weights"]) for stage in stages] == [(0, [0.3, 1.0]), (12, [2.0, 1.0])]
     assert sum(stages[1]["cursors"]) == 12
-    # Steps can't be listed: the order of the first store alone would be another one.
-    penstock("inspect", run, "--step", 2, expect=1).assert_one_error()
+    shown = penstock("inspect", run, "--step", 5).out
+    for row in assert_steps_are_the_loaders(run, stores):
+        assert f"{row['source']}, pass {row['pass']}, row {row['row']}, {row['tokens']} tokens" in shown
+
+
+def assert_steps_are_the_loaders(run, stores):
+    """What `inspect --step` tells of every step is what a loader with those weights gives; the rows of step 5."""
+    with open_store(stores / "A") as a, open_store(stores / "B") as b:
+        mixture = make_mixture({"A": a, "B": b}, ["A=0.3"], seq_len=32)
+        with MixedLoader(mixture, batch_rows=4, seed=42) as loader:
+            for step in range(1, 7):
+                if step == 4:
+                    loader.change_weights({"A": 2.0})
+                batch = next(loader)
+                facts = describe_step(run, step)
+                sources = [mixture.sources[number].name for number in batch.sources]
+                assert [(row["source"], row["row"]) for row in facts["rows"]] == list(
+                    zip(sources, batch.rows.tolist(), strict=True)
+                )
+                for row, tokens, source in zip(facts["rows"], batch.tokens, batch.sources, strict=True):
+                    store = mixture.plans[source].store
+                    pieces = [
+                        store.document_tokens(one["document"])[one["document_start"] :][
+                            : one["row_end"] - one["row_start"]
+                        ].tolist()
+                        for one in row["documents"]
+                    ]
+                    assert [token for piece in pieces for token in piece] == tokens[: row["tokens"]].tolist()
+                    assert all(Path(one["file"]).is_file() for one in row["documents"])
+                    folder = "a" if source == 0 else "b"
+                    assert all(f"/{folder}/" in one["file"] for one in row["documents"])
+    return describe_step(run, 5)["rows"]

@@ -77,17 +77,30 @@ def print_step(facts: dict[str, Any]) -> None:
     """The rows of a step, each with its documents."""
     last = facts["first_position"] + facts["batch_rows"] - 1
     state = "" if facts["is_done"] else ", which isn't recorded as done"
-    print_facts(
-        {
-            "run": one_line(facts["run"]),
-            "step": f"{facts['step']}{state}",
-            "store": one_line(f"{facts['store']} version {facts['version']}, digest {facts['digest']}"),
-            "rows": f"{facts['batch_rows']} of {facts['seq_len']} tokens, split {one_line(facts['split'])}, "
-            f"positions {facts['first_position']} to {last}, pass {facts['pass']}",
-        }
-    )
+    stores = facts.get("stores", [facts])
+    whole_pass = f", pass {facts['pass']}" if "pass" in facts else ""
+    told = {
+        "run": one_line(facts["run"]),
+        "step": f"{facts['step']}{state}",
+        **{
+            one_line(f"store {one['name']}" if "name" in one else "store"): one_line(
+                f"{one['store']} version {one['version']}, digest {one['digest']}"
+            )
+            for one in stores
+        },
+        "rows": f"{facts['batch_rows']} of {facts['seq_len']} tokens, split {one_line(facts['split'])}, "
+        f"positions {facts['first_position']} to {last}{whole_pass}",
+        "order": one_line(facts["order"]),
+    }
+    if facts["transforms"]:
+        named = [f"{one['name']} {one['rate']:g}" for one in facts["transforms"]]
+        told["changed by"] = one_line(f"{', '.join(named)}; places are those before")
+    print_facts(told)
     for row in facts["rows"]:
-        print(f"\n-- position {row['position']}: row {row['row']}, {row['tokens']} tokens, {row['targets']} targets")
+        source = f"{row['source']}, pass {row['pass']}, " if "source" in row else ""
+        figures = f"{source}row {row['row']}, {row['tokens']} tokens, {row['targets']} targets"
+        print()
+        print(one_line(f"-- position {row['position']}: {figures}"))
         for document in row["documents"]:
             exact = "" if document["exact"] else " (of the whole document)"
             place = f"places {document['row_start']}-{document['row_end']}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,8 @@ def inspect(
     seed: Annotated[int, typer.Option(help="Which documents --sample draws.")] = 0,
     split: Annotated[str | None, typer.Option(help="Count documents, tokens or rows in this split.")] = None,
     data: Annotated[
-        str | None, typer.Option(metavar="STORE", help="Where the store of a RUN is now, if it was moved.")
+        list[str] | None,
+        typer.Option("--data", metavar="STORE", help="Where a store of a RUN is now, if it was moved; repeatable."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write everything as a page into this file; with --sample, documents too.")
@@ -76,7 +78,7 @@ def inspect(
     if html is not None and chosen not in ([], ["--sample"]):
         raise ConfigError("--html is a page of the whole store", hint=f"leave out {chosen[0]}")
     if step is not None:
-        _show_step(Path(target), step, data, json_output=json_output)
+        _show_step(Path(target), step, data or [], json_output=json_output)
         return
     is_run = _is_run(target)
     if data is not None and not is_run:
@@ -84,7 +86,7 @@ def inspect(
     if is_run and not chosen and html is None:
         _show_run(Path(target), json_output=json_output)
         return
-    with _opened(target, data, is_run=is_run) as opened:
+    with _opened(target, data or [], is_run=is_run) as opened:
         if doc is not None:
             facts = _document_facts(opened, doc)
         elif token is not None:
@@ -117,15 +119,19 @@ def _is_run(target: str) -> bool:
     return (Path(target) / RECORDS_NAME).is_file()
 
 
-def _opened(target: str, data: str | None, *, is_run: bool) -> Store:
-    """The store named, or the version of it that a run was trained on."""
+def _opened(target: str, data: Sequence[str], *, is_run: bool) -> Store:
+    """The store named, or the version of it that a run was trained on; of a mixture, the first one's."""
     from penstock.store import open_store
 
     if not is_run:
         return open_store(target)
     from penstock.report.steps import open_trained_store
 
-    return open_trained_store(Path(target), data=data)[1]
+    if len(data) > 1:
+        raise ConfigError(
+            f"--data names {len(data)} stores, this shows one", hint="name the first of the run's stores, or use --step"
+        )
+    return open_trained_store(Path(target), data=next(iter(data), None))[1]
 
 
 def _document_facts(store: Store, document: int) -> dict[str, Any]:
@@ -214,16 +220,18 @@ def _show_run(run_folder: Path, *, json_output: bool) -> None:
     facts = trained_on(records)
     if facts is not None:
         rows = f"{facts.batch_rows} rows of {facts.seq_len} tokens a step, seed {facts.seed}"
+        of = "" if facts.steps is None else f" of {facts.steps:,}"
+        stores = [f"{one.store} version {one.version}, digest {one.digest}" for one in facts.stores]
         print()
         print_facts(
             {
-                "trained on": one_line(f"{facts.store} version {facts.version}, digest {facts.digest}"),
-                "steps": f"{max(facts.positions, default=0):,} of {facts.steps:,} recorded, {rows}",
+                "trained on": one_line("; ".join(stores)),
+                "steps": f"{max(facts.positions, default=0):,}{of} recorded, {rows}",
             }
         )
 
 
-def _show_step(run_folder: Path, step: int, data: str | None, *, json_output: bool) -> None:
+def _show_step(run_folder: Path, step: int, data: Sequence[str], *, json_output: bool) -> None:
     from penstock.report.steps import describe_step
 
     facts = describe_step(run_folder, step, data=data)
