@@ -58,6 +58,25 @@ def test_what_changed_is_read_and_nothing_else(scratch, corpus):
     assert verify(scratch / "store") == []
 
 
+def test_a_new_file_that_is_left_out_unread_is_counted(scratch, corpus):
+    build(scratch / "store", files(corpus))
+    (corpus / ".hidden.txt").write_text("new")
+    paths, result = read_by(scratch / "store", corpus)
+    assert (paths, result.committed) == ([], True)
+    assert result.manifest.counts == build(scratch / "fresh", files(corpus)).manifest.counts
+    assert not read_by(scratch / "store", corpus)[1].committed
+
+
+def test_a_memory_that_is_a_link_to_a_device_is_not_followed(scratch, corpus):
+    build(scratch / "store", files(corpus))
+    (remembered,) = (scratch / "store" / "cache").glob("*.arrow")
+    remembered.unlink()
+    remembered.symlink_to("/dev/zero")
+    paths, result = read_by(scratch / "store", corpus)
+    assert (len(paths), result.committed) == (11, False)
+    assert not remembered.is_symlink()
+
+
 def test_a_touched_file_is_read_and_nothing_is_committed(scratch, corpus):
     build(scratch / "store", files(corpus))
     os.utime(corpus / "part0" / "3.txt", ns=(1, 1))

@@ -21,7 +21,7 @@ import pyarrow.parquet
 
 from penstock.errors import InputError
 from penstock.hashing import STRONG_HASH_BYTES
-from penstock.sources import printable
+from penstock.sources import SkipTally, printable
 from penstock.store.decisions import Decisions, times_of
 from penstock.store.known import SegmentTokens
 from penstock.store.layout import (
@@ -30,6 +30,7 @@ from penstock.store.layout import (
     INDEX_ARRAYS,
     REASONS,
     SIGNATURES_ARRAY,
+    Manifest,
     SegmentEntry,
     store_digest,
 )
@@ -37,7 +38,15 @@ from penstock.store.near import SIGNATURE_BINS, cluster_figures, near_exclusions
 from penstock.store.splits import split_numbers, splits_of_sources
 from penstock.store.writer import UnitRecord, arrow_array
 
-__all__ = ["VersionIndex", "build_index", "digest_columns", "exclusion_reasons", "joined_values", "perhaps_repeated"]
+__all__ = [
+    "VersionIndex",
+    "build_index",
+    "digest_columns",
+    "exclusion_reasons",
+    "joined_values",
+    "perhaps_repeated",
+    "skips_before_index",
+]
 
 KEPT, DUPLICATE, COPY_ACROSS_SPLITS, NEAR_DUPLICATE = (
     REASONS.index(name) for name in ("kept", "duplicate", "copy-across-splits", "near-duplicate")
@@ -231,6 +240,13 @@ def exclusion_reasons(
     if drop_duplicates:
         reason[order[is_copy & ~crosses]] = DUPLICATE
     return reason
+
+
+def skips_before_index(manifest: Manifest) -> SkipTally:
+    """What a version left out before its index was made; copies are counted anew with every index."""
+    counts = {reason: count for reason, count in manifest.counts["skipped"].items() if reason not in REASONS}
+    examples = {reason: list(keys) for reason, keys in manifest.skipped_examples.items() if reason in counts}
+    return SkipTally(counts, examples)
 
 
 def perhaps_repeated(words: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:

@@ -43,7 +43,7 @@ from penstock.store.cleanup import remove_strangers
 from penstock.store.commit import commit_version, write_tokenizer
 from penstock.store.decisions import Decisions, differences
 from penstock.store.encoding import Room, Rooms, content_hash, encode_documents
-from penstock.store.index import VersionIndex, build_index
+from penstock.store.index import VersionIndex, build_index, skips_before_index
 from penstock.store.known import KnownDocuments, Place, SegmentTokens, document_rows
 from penstock.store.layout import (
     CACHE,
@@ -334,7 +334,13 @@ class _Job:
             self._tokenizer.digest,
             canonical_json(self._digest_options),
         )
-        return same_sources and same_task and all(memory.is_unchanged for memory in self._memories.values())
+        if not (same_sources and same_task and all(memory.is_unchanged for memory in self._memories.values())):
+            return False
+        skips = SkipTally()
+        skips.merge([record.skips for record in records])
+        skips.merge([memory.recognised_skips for memory in self._memories.values()])
+        same_skips: bool = skips.counts == skips_before_index(manifest).counts
+        return same_skips
 
     def _remember(self, index: VersionIndex, records: Sequence[UnitRecord], started_ns: int) -> None:
         """Writes what became of the inputs, for the next run. The version is committed: this may be lost."""

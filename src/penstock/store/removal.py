@@ -24,9 +24,9 @@ from penstock.store.blocklist import REMOVED, Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
 from penstock.store.commit import commit_version
 from penstock.store.decisions import Decisions
-from penstock.store.index import build_index
+from penstock.store.index import build_index, skips_before_index
 from penstock.store.known import SegmentTokens, document_rows
-from penstock.store.layout import LOCK, MANIFESTS, REASONS, Manifest, SegmentEntry, manifest_name
+from penstock.store.layout import LOCK, MANIFESTS, Manifest, SegmentEntry, manifest_name
 from penstock.store.reader import Store, list_versions, open_store
 from penstock.store.writer import DOCUMENT_SCHEMA, UnitRecord, arrow_array, write_segment
 
@@ -84,7 +84,7 @@ def remove(store: Path, rules: Sequence[str], *, break_lock: bool = False) -> Re
                 return Removed(manifest=latest.manifest, documents=0, examples=[], committed=False)
             left = np.setdiff1d(np.arange(latest.num_documents), np.array(matched, np.int64), assume_unique=True)
             documents = document_rows(latest, left)
-            skips = _skips_of(latest.manifest)
+            skips = skips_before_index(latest.manifest)
             for number in matched:
                 skips.add(REMOVED, keys[number])
             manifest = _commit_rows(latest, documents, skips=skips, blocklist=blocklist, segments=_segments_of(latest))
@@ -147,7 +147,7 @@ def _compact(store: Path) -> bool:
         columns["offset"] = arrow_array(offsets, pa.uint64())
         moved = pa.table([columns[field.name] for field in DOCUMENT_SCHEMA], schema=DOCUMENT_SCHEMA)
         blocklist = Blocklist(recorded_rules(latest))
-        _commit_rows(latest, moved, skips=_skips_of(latest.manifest), blocklist=blocklist, segments=entries)
+        _commit_rows(latest, moved, skips=skips_before_index(latest.manifest), blocklist=blocklist, segments=entries)
         return True
 
 
@@ -197,13 +197,6 @@ def _commit_rows(
         splits=manifest.splits,
         skipped_examples=skips.examples,
     )
-
-
-def _skips_of(manifest: Manifest) -> SkipTally:
-    """What a version left out before the index; copies are counted anew with every index."""
-    counts = {reason: count for reason, count in manifest.counts["skipped"].items() if reason not in REASONS}
-    examples = {reason: list(keys) for reason, keys in manifest.skipped_examples.items() if reason in counts}
-    return SkipTally(counts, examples)
 
 
 def _segments_of(store: Store) -> dict[str, SegmentEntry]:

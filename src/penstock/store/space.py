@@ -118,5 +118,6 @@ class SpaceGuard:
         if rest > (free := self._free(self._out)):
             raise DiskError(
                 f"the disk of {self._out} has {free:,} bytes left, about {rest:,} more are needed",
-                hint="free some space or choose --out on another disk, then run the same command again; it goes on where it was",
+                hint="free some space or choose --out on another disk, then run the same command again; "
+                "it goes on where it was",
             )

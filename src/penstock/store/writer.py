@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -185,8 +186,11 @@ def encode_table(table: pa.Table, facts: dict[str, Any]) -> bytes:
 
 
 def decode_table(path: Path) -> tuple[pa.Table, dict[str, Any]] | None:
-    """What `encode_table` made; None where there is no such file or it is damaged."""
+    """What `encode_table` made; None where there is no such file or it is damaged. A link isn't followed: it could
+    lead to a device that never ends."""
     try:
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return None
         data = path.read_bytes()
     except FileNotFoundError:
         return None
