@@ -10,6 +10,7 @@ import pytest
 
 from penstock.bench import run_benchmark
 from penstock.bench.corpus import corpus_documents
+from penstock.bench.preparing import prepare_store
 from penstock.tokenize import train_tokenizer
 
 JSON_PACKAGE = str(Path(json.__file__).parent)
@@ -20,6 +21,14 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("bench-tokenizer") / "small.tokenizer.json"
     path.write_bytes(train_tokenizer(corpus_documents([JSON_PACKAGE]), vocab_size=512).spec.source_json)
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def store_folder(tokenizer_file: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """That corpus prepared, for benchmarks that take a store."""
+    out = str(tmp_path_factory.mktemp("bench-store") / "store")
+    prepare_store(inputs=[JSON_PACKAGE], tokenizer=tokenizer_file, workers=1, out=out, keep=True)
+    return out
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +43,9 @@ def prepare_result(corpus_options: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def load_result(corpus_options: dict[str, Any]) -> dict[str, Any]:
-    return run_benchmark("load", {**corpus_options, "batch_size": 4, "seq_len": 64, "skip": ["workers"]})
+    """Ours and the ceiling; the peers have tests of their own, which need no fresh process for each."""
+    peers = ["litdata", "streaming", "datasets", "Grain", "TensorFlow", "JAX", "DataLoader"]
+    return run_benchmark("load", {**corpus_options, "batch_size": 4, "seq_len": 64, "skip": peers})
 
 
 def rows_by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -50,13 +50,32 @@ def options_from(kind: type[Options], values: Mapping[str, Any]) -> Options:
     for name in values:
         if name not in known:
             raise ConfigError(f"unknown benchmark option {name!r}", hint=f"options: {nearest_first(name, known)}")
-    given = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
-    options = kind(**{name: value for name, value in given.items() if value is not None})
+    repeatable = {field.name for field in dataclasses.fields(kind) if isinstance(field.default, tuple)}  # type: ignore[arg-type]
+    given = {
+        name: _as_declared(name, value, repeatable=name in repeatable)
+        for name, value in values.items()
+        if value is not None
+    }
+    options = kind(**given)
     for name in ("repeats", "workers", "num_batches", "batch_size", "seq_len", "sample_bytes", "steps"):
         value = getattr(options, name, None)
-        if value is not None and value < 1:
-            raise ConfigError(f"--{name.replace('_', '-')} {value} is too small", hint="give 1 or more")
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and number < 1:
+                raise ConfigError(f"--{name.replace('_', '-')} {number} is too small", hint="give 1 or more")
     return options
+
+
+def _as_declared(name: str, value: Any, *, repeatable: bool) -> Any:
+    """A value, or values, in the shape that the benchmark's options have."""
+    values = tuple(value) if isinstance(value, list | tuple) else (value,)
+    if repeatable:
+        return values
+    if len(values) != 1:
+        raise ConfigError(
+            f"--{name.replace('_', '-')} was given {len(values)} times, this benchmark takes one",
+            hint="give it once",
+        )
+    return values[0]
 
 
 def resolved_workers(workers: int | None) -> int:

@@ -66,6 +66,8 @@ def terminal_table(result: Result) -> str:
     lines += _columns(rows)
     if result["ratios"]:
         lines += ["", *_columns([(each["name"], _ratio_value(each), _verdict(each)) for each in result["ratios"]])]
+    if result.get("advice"):
+        lines += ["", *result["advice"]]
     return "\n".join(lines)
 
 
@@ -118,6 +120,8 @@ def _section(result: Result) -> list[str]:
         for each in result["ratios"]:
             promised = "-" if each["required"] is None else f"{each['bound']} {each['required']:g}"
             lines.append(table_line(f"{each['name']}: {_comparison(each)}", _ratio_value(each), promised, _word(each)))
+    if result.get("advice"):
+        lines += ["", *(f"- {line}" for line in result["advice"])]
     versions = ", ".join(f"{package} {version}" for package, version in result["versions"].items())
     return [
         *lines,

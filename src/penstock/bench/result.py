@@ -41,11 +41,17 @@ PACKAGES = (
     "numpy",
     "pyarrow",
     "torch",
+    "jax",
+    "grain",
+    "tensorflow",
     "litdata",
+    "mosaicml-streaming",
     "datasets",
     "transformers",
     "rensa",
 )
+# The same package under another name, where that is what is installed.
+ALSO_CALLED = {"tensorflow": "tensorflow-cpu"}
 SIGNIFICANT_DIGITS = 6
 
 
@@ -138,12 +144,13 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """What `run` of a benchmark returns; `completed` adds what is the same for all."""
+    """What `run` of a benchmark returns; `completed` adds what is the same for all. `advice`: what the rows suggest."""
 
     benchmark: str
     settings: Mapping[str, Any]
     rows: Sequence[Row]
     ratios: Sequence[Ratio]
+    advice: Sequence[str] = ()
 
 
 def fastest(rows: Iterable[Row]) -> Row:
@@ -181,6 +188,7 @@ def completed(result: BenchResult, *, command: str) -> dict[str, Any]:
         "settings": dict(result.settings),
         "results": [row.as_dict() for row in result.rows],
         "ratios": [each.as_dict() for each in result.ratios],
+        **({"advice": list(result.advice)} if result.advice else {}),
     }
 
 
@@ -210,11 +218,15 @@ def _machine() -> dict[str, Any]:
 def _versions() -> dict[str, str]:
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "not installed"
+        found[package] = _version(package) or _version(ALSO_CALLED.get(package, package)) or "not installed"
     return found
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _rounded(value: float) -> float:

@@ -16,6 +16,15 @@ from penstock.errors import MissingExtraError
 
 __all__ = ["main"]
 
+# How to get what isn't in the extra `peers`. MosaicML's streaming pins torchvision, numpy and transformers.
+INSTALLED_BY = {
+    "torch": "penstock[torch]",
+    "jax": "penstock[jax]",
+    "grain": "penstock[jax]",
+    "tensorflow": "penstock[tf]",
+    "streaming": "mosaicml-streaming",
+}
+
 
 def main(task: str, settings: Path, result: Path) -> None:
     """Runs the task and writes what it returns."""
@@ -28,8 +37,8 @@ def main(task: str, settings: Path, result: Path) -> None:
         package = (error.name or "").partition(".")[0]
         if package in ("", "penstock"):
             raise
-        extra = "torch" if package == "torch" else "peers"
-        report = {"missing": f"{package} isn't installed: pip install 'penstock[{extra}]'"}
+        wanted = INSTALLED_BY.get(package, "penstock[peers]")
+        report = {"missing": f"{package} isn't installed: pip install '{wanted}'"}
     fs.write_atomic(result, json.dumps(report).encode())
 
 

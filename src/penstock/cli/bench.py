@@ -22,8 +22,13 @@ def bench(
     workers: Annotated[int | None, typer.Option(help="Threads on both sides; default: the cores.", min=1)] = None,
     repeats: Annotated[int | None, typer.Option(help="Interleaved repeats; medians are reported.", min=1)] = None,
     num_batches: Annotated[int | None, typer.Option(help="load: batches per repeat.", min=1)] = None,
-    batch_size: Annotated[int | None, typer.Option(help="load, train: rows per batch.", min=1)] = None,
+    batch_size: Annotated[
+        list[int] | None, typer.Option(help="load, train, plan: rows per batch; load takes several.", min=1)
+    ] = None,
     seq_len: Annotated[int | None, typer.Option(help="load, train: tokens per row.", min=1)] = None,
+    large_tokens: Annotated[
+        int | None, typer.Option(help="load: also open a store of so many drawn tokens.", min=1)
+    ] = None,
     skip: Annotated[list[str] | None, typer.Option(help="Leave a peer out; repeatable.")] = None,
     results: Annotated[Path | None, typer.Option(help="Also write the result as JSON into this folder.")] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -33,7 +38,7 @@ def bench(
     \b
     Examples:
       penstock bench prepare --tokenizer gpt2/tokenizer.json
-      penstock bench load --batch-size 256 --skip litdata
+      penstock bench load --batch-size 256 --batch-size 512 --skip litdata
     """
     from penstock.bench import format_table, run_benchmark, write_result
 
@@ -46,6 +51,7 @@ def bench(
         "num_batches": num_batches,
         "batch_size": batch_size,
         "seq_len": seq_len,
+        "large_tokens": large_tokens,
         "skip": skip,
     }
     result = run_benchmark(name, {key: value for key, value in given.items() if value is not None}, on_progress=note)
