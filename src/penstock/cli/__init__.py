@@ -13,7 +13,19 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from penstock.errors import DiskError, PenstockError
+from penstock.errors import (
+    ConfigError,
+    DamagedStoreError,
+    DiskError,
+    InputError,
+    MissingExtraError,
+    PenstockError,
+    PlanError,
+    ResumeError,
+    StoreError,
+    TokenizerError,
+    TrainingError,
+)
 
 __all__ = ["main"]
 
@@ -22,6 +34,10 @@ __all__ = ["main"]
 SECONDS_TO_CLEAN_UP = 3.0
 # `timeout` and others send a signal to us and then to our group: that is no second thought.
 SECONDS_OF_AN_ECHO = 0.3
+# What every process of a distributed run meets, or has agreed on: one of them prints it.
+SAME_ON_ALL_RANKS = (
+    ConfigError, InputError, MissingExtraError, PlanError, ResumeError, StoreError, TokenizerError, TrainingError
+)  # fmt: skip
 HOW_TO_GO_ON = "run the same command again; it goes on where it was"
 
 
@@ -109,8 +125,15 @@ def _usage_error() -> type[Any]:
 def _fail(error: PenstockError, *, debug: bool) -> int:
     if debug:
         traceback.print_exception(error)
+    elif _is_told_by_rank_0(error):
+        return 1
     _print_error(error.message, error.hint)
     return 1
+
+
+def _is_told_by_rank_0(error: PenstockError) -> bool:
+    is_follower = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    return is_follower and isinstance(error, SAME_ON_ALL_RANKS) and not isinstance(error, DamagedStoreError)
 
 
 def _print_error(message: str, hint: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -76,6 +77,7 @@ def train(
       penstock train --data store --out runs/one --resume
       penstock train --data code --data books --mix books=0.3 --mix 'code:docs/**=2' --out runs/mixed
       penstock train experts/sql/manifest.json --out runs/sql
+      torchrun --standalone --nproc-per-node 8 -m penstock train --data store --out runs/eight
     """
     from penstock.pack.mixture import names_of_stores, with_names
     from penstock.train.config import load_adapted
@@ -93,6 +95,8 @@ def train(
             hint="make a store with `penstock prepare INPUT --out STORE`, then: penstock train --data STORE --out RUN",
         )
     resume = resume or (adaptation is not None and adaptation.resume)
+    if not names:
+        _refuse_ranks("preparing a manifest's data", hint="prepare it with `penstock prepare`, and give it with --data")
     with ExitStack() as stack:
         if names:
             stores = _all_opened(names, out, stack, resume=resume)
@@ -134,6 +138,7 @@ def run(
     """
     from penstock.train.config import load_adapted
 
+    _refuse_ranks("`penstock run`", hint="use `penstock prepare`, then `torchrun … -m penstock train`")
     if repo is not None and inputs:
         raise ConfigError("both INPUT and --repo were given", hint="use one of them")
     words = [str(repo)] if repo is not None else inputs or ["stdlib:"]
@@ -230,6 +235,11 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
     from penstock.report import write_manifest, write_page
     from penstock.runlog import RunLog
 
+    if _is_follower():
+        from penstock.train.distributed import SilentLog
+
+        yield SilentLog()
+        return
     hardware = probe().as_dict()
     with fs.fail_as_disk_error(f"writing the run in {folder}"), RunLog(folder) as log:
         log.append(
@@ -299,6 +309,8 @@ def _train(
     from penstock import fs
     from penstock.train import train as train_model
 
+    if _is_follower():
+        return train_model(config, store, folder, log, resume=resume, mixed_with=mixed_with)
     _record_data(config, store, log, mixed_with or {store.path.name: store})
     fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
     with log.phase("train") as detail, progress_bar("training", unit="steps") as bar:
@@ -393,8 +405,10 @@ def _finish(folder: Path, result: TrainResult, *, json_output: bool) -> None:
     from penstock.report import summary_lines
     from penstock.runlog import read_records
 
-    records = read_records(folder)
-    if json_output:
+    records = [] if _is_follower() else read_records(folder)
+    if _is_follower():
+        pass  # rank 0 says it
+    elif json_output:
         print_json(json.loads((folder / "manifest.json").read_bytes()))
     else:
         samples = [record for record in records if record["kind"] == "sample"]
@@ -405,7 +419,23 @@ def _finish(folder: Path, result: TrainResult, *, json_output: bool) -> None:
             print()
         for line in summary_lines(records, run_folder=folder):
             print(line)
-    if result.status == "interrupted":
+    if result.status == "interrupted" and not _is_follower():
         note("error: the run was stopped before its last step; everything so far is saved")
         note("hint: run the same command again with --resume (`penstock run` resumes by itself)")
+    if result.status == "interrupted":
         raise typer.Exit(INTERRUPTED_EXIT)
+
+
+def _is_follower() -> bool:
+    """Whether torchrun started this process as a rank other than 0: it trains, and writes and prints nothing."""
+    if "RANK" not in os.environ:
+        return False
+    from penstock.train.distributed import world_of_environment
+
+    return not world_of_environment().is_main
+
+
+def _refuse_ranks(doing: str, hint: str) -> None:
+    """Raises `ConfigError` where torchrun started several processes for something that one must do alone."""
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        raise ConfigError(f"{doing} is done by one process, torchrun started {os.environ['WORLD_SIZE']}", hint=hint)
