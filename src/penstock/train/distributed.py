@@ -23,6 +23,8 @@ from __future__ import annotations
 import datetime
 import json
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -226,6 +228,11 @@ def chosen_parallel(
     return "ddp", f"each of {size} processes can hold the {state >> 20} MiB of weights and optimizer state"
 
 
+def _shortened(error: RuntimeError) -> str:
+    """The first sentence, without the place in gloo's source."""
+    return str(error).partition("\n")[0].rpartition("] ")[2].partition(". ")[0][:120] or type(error).__name__
+
+
 def shared_world(world: World, config: TrainConfig, model: nn.Module, log: RunLog) -> World:
     """The world with the way its ranks hold this model, which is recorded."""
     memory = None
@@ -266,8 +273,12 @@ def joined(world: World, device: str) -> Iterator[None]:
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and not any(sign in str(error) for sign in _SIGNS_OF_A_LOST_RANK):
             raise
+        if "TORCHELASTIC_RUN_ID" in os.environ and threading.current_thread() is threading.main_thread():
+            signal.signal(
+                signal.SIGTERM, signal.SIG_IGN
+            )  # torchrun's, for the same reason, would take the word from us
         raise WorkerDiedError(
-            f"rank {world.rank} of {world.size} lost another rank: {str(error).partition(chr(10))[0][:200]}",
+            f"rank {world.rank} of {world.size} lost another rank, which ended or hangs ({_shortened(error)})",
             hint="the lines above say why, if it had time to; then start the same command with --resume",
         ) from error
     # Not after an error: NCCL waits here for ranks that are gone. The end of the process closes all.
