@@ -44,6 +44,12 @@ OTHER_PASSES = 2
 OTHER_PASS_SECONDS = 1.0
 PREFETCH_BATCHES = None  # the loader's own choice
 FAR_STEP = 10**9
+# TensorFlow and JAX would take all of a GPU's memory, which PyTorch shares with them here.
+QUIET = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_FORCE_GPU_ALLOW_GROWTH": "true",
+    "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
+}
 # Enough batches to fill every buffer, few enough to take seconds.
 MEMORY_TOKENS = 2**26
 MEMORY_BATCHES = (16, 256)
@@ -178,7 +184,7 @@ def _frameworks(data: Data, batch_size: int) -> list[Subject]:
             role=Role.OURS,
             task=f"loading_frameworks:{task}",
             settings={**common, **settings},
-            environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
+            environment=QUIET,
         )
 
     return [
@@ -213,7 +219,7 @@ def _peers(data: Data, batch_size: int) -> list[Subject]:
             role=Role.PEER,
             task=f"loading_peers:{task}",
             settings={**common, **settings},
-            environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
+            environment=QUIET,
             setup=[] if setup is None else [setup],
             repeats=1 if settings.get("num_workers") else None,
         )
@@ -311,7 +317,7 @@ def _orders(data: Data) -> list[Subject]:
             role=role,
             task=f"loading_orders:{task}",
             settings={**common, **settings},
-            environment={"TF_CPP_MIN_LOG_LEVEL": "3"},
+            environment=QUIET,
             setup=[] if setup is None else [setup],
             repeats=1,
         )

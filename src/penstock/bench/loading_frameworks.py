@@ -1,7 +1,7 @@
 """Our stream inside other frameworks' loaders, timed: PyTorch's DataLoader, JAX, Grain, tf.data.
 
 Each gives the fields a model takes, inputs, labels and positions, in the framework's own arrays; `bench load` says how
-much slower that is than `TorchLoader`, which needs none of them.
+much slower that is than `TorchLoader`, which needs none of them. Where there is a GPU a batch counts when it is there.
 """
 
 from __future__ import annotations
@@ -58,19 +58,35 @@ def load_jax(*, timing: dict[str, Any], store: str) -> dict[str, Any]:
 
 
 def load_grain(*, timing: dict[str, Any], store: str) -> dict[str, Any]:
-    """`grain_pipeline` with its own threads: numpy fields in this process's memory, as Grain gives them out."""
+    """`grain_pipeline` with its own threads: numpy fields, sent on by JAX where there is a GPU."""
     from penstock.load.grain import grain_pipeline
 
     wanted = Timing(**timing)
     pipeline = grain_pipeline(opened_plan(store, seq_len=wanted.seq_len), batch_rows=wanted.batch_size)
-    return wanted.measured(lambda: iter(pipeline))
+    if wanted.device == "cpu":
+        return wanted.measured(lambda: iter(pipeline))
+    import jax
+
+    return wanted.measured(lambda: (jax.block_until_ready(jax.device_put(batch)) for batch in pipeline))
 
 
 def load_tensorflow(*, timing: dict[str, Any], store: str) -> dict[str, Any]:
-    """`TensorFlowLoader.dataset()`, iterated: tensors where TensorFlow puts them."""
+    """`TensorFlowLoader.dataset()`, iterated; sent on to the GPU where TensorFlow has one."""
+    import tensorflow as tf
+
     from penstock.load.tensorflow import TensorFlowLoader
 
     wanted = Timing(**timing)
     loader = TensorFlowLoader(opened_plan(store, seq_len=wanted.seq_len), batch_rows=wanted.batch_size)
     dataset = loader.dataset()
-    return wanted.measured(lambda: iter(dataset))
+    if not tf.config.list_physical_devices("GPU"):
+        return wanted.measured(lambda: iter(dataset))
+
+    def on_gpu() -> Iterator[Any]:
+        for batch in dataset:
+            with tf.device("/GPU:0"):
+                sent = {name: tf.identity(tensor) for name, tensor in batch.items()}
+            tf.test.experimental.sync_devices()
+            yield sent
+
+    return wanted.measured(on_gpu)

@@ -34,9 +34,14 @@ checksums, fsync and index. The ceiling is the encoder alone, documents in memor
 fastest of its three rows counts. datasets and datatrove get an even sample of the same documents, datasets in
 memory, datatrove as JSONL, and pack nothing.""",
     "formats": """Same counting as above; megabytes are of the text itself, without the escapes of its format.""",
-    "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. Against
-others a torch int64 batch stands on both sides. The first pass of a process checks every block of the store. Promises
-are judged on our loader as users get it, filled ahead by a thread, against litdata's fastest row.""",
+    "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. The first
+pass of a process checks every block of the store. Everybody gives the same concat rows of T + 1 tokens (only our
+best-fit row has others), shuffled; a row counts as T. Peers give int64 tokens and nothing else; for the rows "torch
+int64 tokens, labels and positions" theirs are completed by the functions that our loader uses, which find documents at
+the end tokens. Where there is a GPU, batches count when they are on it. The first batch of a pass isn't in its rate.
+Promises are judged on our loader as users get it, filled ahead by a thread, at the first batch size, against the
+fastest row of any peer. Neighbours: two rows beside each other in the store; 1/3 of a pass apart where the order is
+random. Memory is what the process holds beyond the plan, without the store's mapped pages. More in docs/loading.md.""",
     "verify": """All that `penstock verify` does, on one core: checksums of every file, each document's tokens hashed,
 the digest computed again, leaks. Rates are of tokens as stored.""",
     "tokenize": """One pass over the documents by a tokenizer that has not met them. tokenizers gets an even sample.""",
