@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.runlog import read_records
+from penstock.store import Store
 from penstock.train.building import model_of_checkpoint
 from penstock.train.checkpoint import MODEL_NAME, OPTIMIZER_NAME, find_latest, read_tensors
 from penstock.train.pretrained import load_pretrained
@@ -119,3 +121,18 @@ def test_rates_of_pretrained_models_are_low(
         choices = {record["name"]: record for record in read_records(tmp_path / name) if record["kind"] == "choice"}
         peaks.append(choices["learning_rate"]["value"])
     assert peaks == [2e-5, 2e-4]
+
+
+def test_the_models_own_tokenizer_is_told_from_another(
+    tmp_path: Path, run_training: Train, store: Store, saved_model: Callable[[str], Path]
+) -> None:
+    base = tmp_path / "base"
+    shutil.copytree(saved_model("llama"), base)
+    source = json.loads(store.tokenizer().spec.source_json)
+    (base / "tokenizer.json").write_text(json.dumps(source))
+    run_training(tmp_path / "same", *settings(base, "stop_after_steps=1"))
+    vocabulary = source["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (base / "tokenizer.json").write_text(json.dumps(source))
+    with pytest.raises(ConfigError, match="2 ids differ"):
+        run_training(tmp_path / "other", *settings(base, "stop_after_steps=1"))

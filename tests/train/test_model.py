@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
-from penstock.train import Decoder, ModelConfig, ModelShape, build_model, flops_per_token, num_parameters
+from penstock.errors import ConfigError
+from penstock.train import Decoder, ModelConfig, ModelShape, build_model, flops_per_token, load_config, num_parameters
 from penstock.train.shape import PRESETS
 
 
@@ -77,13 +81,51 @@ def test_sizes_are_counted_as_the_formula_says(tie_embeddings: bool) -> None:
     assert (model.lm_head.weight is model.model.embed_tokens.weight) == tie_embeddings
 
 
-def test_presets_grow_and_small_is_gpt2s_size() -> None:
-    flops = [flops_per_token(ModelConfig(preset=name).shape(vocab_size=50257, seq_len=8), 8) for name in PRESETS]
-    assert flops == sorted(flops)
+def preset_on_paper(name: str) -> Decoder:
     with torch.device("meta"):
-        small = Decoder(ModelConfig(preset="small").shape(vocab_size=50257, seq_len=8))
-    assert num_parameters(small) == pytest.approx(124e6, rel=0.01)
-    assert small.shape.head_size == 128
+        return Decoder(ModelConfig(preset=name).shape(vocab_size=50257, seq_len=8))
+
+
+def test_presets_have_the_sizes_they_are_named_for() -> None:
+    expected = {"tiny": 7.2e6, "small": 124e6, "medium": 355e6, "large": 0.85e9, "xlarge": 1.8e9}
+    for name, size in expected.items():
+        model = preset_on_paper(name)
+        assert num_parameters(model) == pytest.approx(size, rel=0.02), name
+        assert model.padded_vocab_size == 50304
+        assert name == "tiny" or model.shape.head_size == 128
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_documentation_has_the_presets_as_they_are(name: str) -> None:
+    pages = Path(__file__).parents[2] / "docs"
+    rows = re.findall(rf"^\| `{name}` \|(.+)\|$", (pages / "models.md").read_text(), re.MULTILINE)
+    assert len(rows) == 1
+    cells = [cell.strip() for cell in rows[0].split("|")]
+    model, preset = preset_on_paper(name), PRESETS[name]
+    heads = f"{preset.num_heads} x {model.shape.head_size}"
+    if preset.num_kv_heads != preset.num_heads:
+        heads += f", {preset.num_kv_heads} of keys"
+    assert cells == [
+        f"{num_parameters(model):,}",
+        str(preset.num_layers),
+        str(preset.hidden_size),
+        heads,
+        str(preset.feed_forward_size),
+        f"{preset.rope_theta:,.0f}",
+        f"{preset.learning_rate:g}",
+    ]
+
+
+def test_presets_for_long_rows_bring_their_length() -> None:
+    assert load_config(None, ["model.preset=small-16k"]).seq_len == 16384
+    assert load_config(None, ["model.preset=large-32k"]).seq_len == 32768
+    shorter = load_config(None, ["model.preset=small-32k", "seq_len=512"])
+    assert shorter.seq_len == 512
+    assert shorter.model.shape(vocab_size=100, seq_len=512).max_positions == 32768
+    assert load_config(None, ["model.preset=small"]).seq_len == 256
+    with pytest.raises(ConfigError, match="small-8k") as refused:
+        load_config(None, ["model.preset=small-8k"])
+    assert refused.value.hint.startswith("known presets: small-")
 
 
 @pytest.mark.parametrize("overrides", [{"tie_embeddings": True}, {"tie_embeddings": False, "rope_theta": 500_000.0}])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from penstock.errors import ConfigError, ResumeError
+from penstock.tokenize import Tokenizer
 from penstock.train.adapting import add_adapter, use_float8
 from penstock.train.checkpoint import (
     MODEL_NAME,
@@ -27,16 +28,21 @@ from penstock.train.config import TrainConfig
 from penstock.train.language_model import LanguageModel
 from penstock.train.model import build_model
 from penstock.train.model_config import ModelConfig
-from penstock.train.pretrained import PretrainedModel, load_pretrained, refuse_felt_neighbours
+from penstock.train.pretrained import (
+    PretrainedModel,
+    load_pretrained,
+    refuse_another_tokenizer,
+    refuse_felt_neighbours,
+)
 from penstock.train.shape import ModelShape
 from penstock.train.sharded_checkpoint import loaded_tensors
 
 __all__ = ["model_of_checkpoint", "new_model", "refuse_another_base"]
 
 
-def new_model(config: TrainConfig, *, vocab_size: int) -> LanguageModel:
+def new_model(config: TrainConfig, tokenizer: Tokenizer) -> LanguageModel:
     """The model as it is before its first step."""
-    device = _device(config)
+    device, vocab_size = _device(config), tokenizer.vocab_size
     if config.model.pretrained is None:
         shape = config.model.shape(vocab_size=vocab_size, seq_len=config.seq_len)
         model: LanguageModel = build_model(shape, seed=config.seed)
@@ -46,6 +52,7 @@ def new_model(config: TrainConfig, *, vocab_size: int) -> LanguageModel:
         base = _pretrained_model(
             config.model, dtype=dtype, network=config.network, vocab_size=vocab_size, device=device, seed=config.seed
         )
+        refuse_another_tokenizer(base, tokenizer)
         if config.seq_len > base.max_positions:
             raise ConfigError(
                 f"seq_len is {config.seq_len}, {config.model.pretrained} takes rows of at most {base.max_positions}",

@@ -28,15 +28,20 @@ from torch.nn.attention import sdpa_kernel
 
 from penstock.errors import ConfigError, MissingExtraError
 from penstock.hashing import digest_of, strong_hash
+from penstock.tokenize import Tokenizer
+from penstock.tokenize.folders import TOKENIZER_FILES, folder_json, holds_tokenizer
 from penstock.tokenize.hub import is_hub_id
 from penstock.train.attention import SDPA_BACKENDS
 from penstock.train.language_model import LanguageModel
 from penstock.train.shape import ModelShape
 
-__all__ = ["PretrainedModel", "load_pretrained", "refuse_felt_neighbours", "weights_digest"]
+__all__ = ["PretrainedModel", "load_pretrained", "refuse_another_tokenizer", "refuse_felt_neighbours", "weights_digest"]
 
 # What describes a model and holds its weights; subfolders hold the same once more for other programs.
-_HUB_FILES = ("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json")
+_HUB_FILES = (
+    *("config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *TOKENIZER_FILES,
+)
 UNLIMITED_POSITIONS = 2**31 - 1
 # Answers to the same question, rounded differently, agree to a thousandth of the largest; neighbours felt change more.
 PROBE_TOLERANCE = 1e-3
@@ -55,13 +60,14 @@ class PretrainedModel(LanguageModel):
     causal: Any
     peft: Any
 
-    def __init__(self, causal: Any, *, source: str, digest: str, vocab_size: int | None = None) -> None:
+    def __init__(self, causal: Any, *, source: str, folder: Path, digest: str, vocab_size: int | None = None) -> None:
         super().__init__()
         object.__setattr__(self, "causal", causal)  # not as a child: that would put its name before all others
         for table in ("_modules", "_parameters", "_buffers"):
             object.__setattr__(self, table, getattr(causal, table))
         self.training = causal.training
         self.source = source
+        self.folder = folder
         self.digest = digest
         self.adapter: dict[str, Any] | None = None
         self._vocab_size = vocab_size
@@ -229,7 +235,8 @@ def load_pretrained(
             f"the store's tokenizer has {vocab_size} ids, model.pretrained={source} has {num_ids}",
             hint=f"prepare the data with the model's own tokenizer: penstock prepare … --tokenizer {source}",
         )
-    return PretrainedModel(causal, source=source, digest=weights_digest(folder), vocab_size=vocab_size)
+    digest = weights_digest(folder)
+    return PretrainedModel(causal, source=source, folder=folder, digest=digest, vocab_size=vocab_size)
 
 
 def refuse_felt_neighbours(model: PretrainedModel) -> None:
@@ -245,6 +252,32 @@ def refuse_felt_neighbours(model: PretrainedModel) -> None:
             f"model.pretrained={model.source} ({type(model.causal).__name__}) feels other documents of the same row",
             hint="set document_boundaries=false, or pack=pad for rows of one document",
         )
+
+
+def refuse_another_tokenizer(model: PretrainedModel, tokenizer: Tokenizer) -> None:
+    """Raises `ConfigError` if an id means one thing in the store and another to the model, as far as its folder says.
+
+    Ids that only one of them has are no contradiction: tokens are added at the end of a vocabulary.
+    """
+    if not holds_tokenizer(model.folder):
+        return
+    source, _ = folder_json(model.folder)
+    ours, theirs = _names_of_ids(tokenizer.spec.source_json), _names_of_ids(source)
+    odd = [number for number in sorted(ours.keys() & theirs.keys()) if ours[number] != theirs[number]]
+    if odd:
+        first = odd[0]
+        raise ConfigError(
+            f"the store's tokenizer isn't that of model.pretrained={model.source}: {len(odd)} ids differ, the first is "
+            f"{first}, {ours[first]!r} there and {theirs[first]!r} to the model",
+            hint=f"prepare the data with the model's own: penstock prepare … --tokenizer {model.source}",
+        )
+
+
+def _names_of_ids(source: bytes) -> dict[int, str]:
+    from tokenizers import Tokenizer as Reference
+
+    vocabulary: dict[str, int] = Reference.from_str(source.decode()).get_vocab(with_added_tokens=True)
+    return {number: name for name, number in vocabulary.items()}
 
 
 def weights_digest(folder: Path) -> str:

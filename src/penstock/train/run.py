@@ -111,7 +111,7 @@ def with_length(config: TrainConfig, data: Data, tell: Tell) -> tuple[TrainConfi
 
 def new_model(config: TrainConfig, data: Data) -> LanguageModel:
     """The model as it is before its first step, on the CPU."""
-    return building.new_model(config, vocab_size=data.tokenizer.vocab_size)
+    return building.new_model(config, data.tokenizer)
 
 
 def keep_tokenizer(folder: Path, tokenizer: Tokenizer) -> None:
