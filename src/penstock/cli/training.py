@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -21,11 +21,12 @@ import typer
 from penstock import __version__
 from penstock.cli.data import prepare_facts
 from penstock.cli.experts import prepared_stores, record_adapted
+from penstock.cli.live import shown_records
 from penstock.cli.output import note, one_line, print_json, progress_bar
 from penstock.errors import ConfigError, InputError, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.runlog import Record, RunLog
+    from penstock.runlog import RunLog
     from penstock.store import Store
     from penstock.train import TrainConfig, TrainResult
     from penstock.train.adapters import Adaptation
@@ -313,7 +314,7 @@ def _train(
         return train_model(config, store, folder, log, resume=resume, mixed_with=mixed_with)
     _record_data(config, store, log, mixed_with or {store.path.name: store})
     fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
-    with log.phase("train") as detail, progress_bar("training", unit="steps") as bar:
+    with log.phase("train") as detail, shown_records(verbose=verbose) as show:
         result = train_model(
             config,
             store,
@@ -321,7 +322,7 @@ def _train(
             log,
             resume=resume,
             mixed_with=mixed_with,
-            on_progress=_shows(bar, verbose=verbose),
+            on_progress=show,
         )
         names = ("tokens", "steps", "parameters", "train_rows", "best_step", "best_val_loss", "stop_reason")
         detail.update({name: getattr(result, name) for name in names})
@@ -374,31 +375,6 @@ def _row_for_page(row: dict[str, Any]) -> dict[str, Any]:
         for document in row["documents"]
     ]
     return {"row": row["row"], "documents": documents}
-
-
-def _shows(bar: Any, *, verbose: bool) -> Callable[[Record], None]:
-    """Prints a run's records as they come: a bar on a terminal, a line now and then elsewhere."""
-    quiet = sys.stderr.isatty()
-    steps = 1
-
-    def show(record: Record) -> None:
-        nonlocal steps
-        kind = record["kind"]
-        if kind == "length":
-            steps = record["steps"]
-        elif kind == "step":
-            bar(record["step"], steps, f"loss {record['loss']:.3f}")
-            if not quiet and (record["step"] == 1 or record["step"] % max(steps // 10, 1) == 0):
-                rate = record["tokens"] / max(record["seconds"], 1e-9)
-                note(f"step {record['step']:>5}/{steps}  loss {record['loss']:.3f}  {rate:,.0f} tokens/s")
-        elif kind == "evaluation":
-            figures = f"loss {record['loss']:.3f}, {record['bits_per_byte']:.3f} bits per byte"
-            note(f"step {record['step']:>5}  {record['split']} {figures}")
-        elif kind == "event" or (verbose and kind == "choice"):
-            choice = f"{record.get('name')}: {record.get('value')} ({record.get('reason')})"
-            note(one_line(record.get("message") or choice))
-
-    return show
 
 
 def _finish(folder: Path, result: TrainResult, *, json_output: bool) -> None:

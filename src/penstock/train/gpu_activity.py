@@ -14,7 +14,7 @@ millisecond.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 __all__ = ["GpuActivity"]
@@ -65,7 +65,7 @@ class _Card:
 
     def sample(self) -> dict[str, float]:
         nvml, handle = self._nvml, self._handle
-        questions = {
+        questions: dict[str, Callable[[], Any]] = {
             "power_watts": lambda: nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
             "temperature_celsius": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
             "utilization_percent": lambda: nvml.nvmlDeviceGetUtilizationRates(handle).gpu,

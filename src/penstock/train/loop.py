@@ -188,7 +188,11 @@ def train(
         stack.enter_context(HardwareMonitor(log, seconds_between_samples=config.hardware_interval_seconds))
         trackers = stack.enter_context(
             open_trackers(
-                config, run_folder, first_step=progress.step, tell_event=lambda m: log.append("event", message=m)
+                config,
+                run_folder,
+                first_step=progress.step,
+                tell_event=lambda message: log.append("event", message=message),
+                is_main=world.is_main,
             )
             if world.is_main
             else Trackers({}, tell_event=lambda m: None)

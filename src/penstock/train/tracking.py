@@ -89,21 +89,28 @@ def scalars_of(record: Record) -> dict[str, float]:
 
 
 def open_trackers(
-    config: TrainConfig, run_folder: Path, *, first_step: int, tell_event: Callable[[str], object]
+    config: TrainConfig,
+    run_folder: Path,
+    *,
+    first_step: int,
+    tell_event: Callable[[str], object],
+    is_main: bool = True,
 ) -> Trackers:
-    """TensorBoard where it is installed, and the trackers asked for.
+    """TensorBoard where it is installed, and the trackers asked for; of several processes the main one has them.
 
     Raises:
         ConfigError: a tracker was asked for that isn't installed.
     """
-    for name in config.trackers:
-        if not _is_installed(name):
-            raise ConfigError(f"trackers names {name}, which isn't installed", hint=f"pip install {name}")
+    for asked in config.trackers:
+        if not _is_installed(asked):
+            raise ConfigError(f"trackers names {asked}, which isn't installed", hint=f"pip install {asked}")
     makers: dict[str, Callable[[], Tracker]] = {
         "tensorboard": lambda: _TensorBoard(run_folder, first_step=first_step),
         **{name: partial(_MAKERS[name], config, run_folder) for name in config.trackers},
     }
-    if not _is_installed("tensorboard"):
+    if not is_main:
+        makers = {}
+    elif not _is_installed("tensorboard"):
         del makers["tensorboard"]
         tell_event("no TensorBoard files: tensorboard isn't installed (pip install tensorboard)")
     trackers: dict[str, Tracker] = {}
