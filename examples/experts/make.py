@@ -1,6 +1,6 @@
 """The data of the four example experts, and a tiny base model for them to be trained on.
 
-In: a folder, by default the one this script lies in. Out: `NAME/train.jsonl` and `NAME/valid.jsonl`, a few dozen records
+In: a folder, by default the one this script lies in. Out: `NAME/train.jsonl` and `NAME/valid.jsonl`, some dozen records
 for each expert; and `base/`, a Llama of random weights with two layers, and a tokenizer trained on that data. Both are
 pure functions of this file, nothing is downloaded, and it takes some seconds. A model this small learns the shape of
 the answers and nothing else; give a real one with `--set model.pretrained=FOLDER`.
@@ -94,7 +94,7 @@ def sql_records(chance: random.Random) -> Iterator[tuple[str, dict[str, Any]]]:
         keys, limit = THINGS[thing], chance.randint(1, 20)
         key = chance.choice(keys)
         table = {"table": f"{thing}s", "columns": list(keys)}
-        query = f"SELECT {', '.join(keys)} FROM {thing}s ORDER BY {key} DESC LIMIT {limit};"
+        query = f"SELECT {', '.join(keys)} FROM {thing}s ORDER BY {key} DESC LIMIT {limit};"  # noqa: S608  text, never run
         words = f"the {limit} {thing}s with the highest {key}"
         yield "write", {"task": "text to sql", "input": {**table, "question": f"Show {words}."}, "output": query}
         yield "explain", {"task": "explain sql", "input": {"sql": query}, "output": f"It shows {words}."}
@@ -108,8 +108,8 @@ def make_data(folder: Path) -> list[Path]:
     """Writes every expert's records; one in six is held out."""
     written = []
     for name, records in (("json", json_records), ("typescript", typescript_records), ("neo4j", neo4j_records)):
-        written += _write(folder / name, "", list(records(random.Random(name))))
-    pairs = list(sql_records(random.Random("sql")))
+        written += _write(folder / name, "", list(records(random.Random(name))))  # noqa: S311
+    pairs = list(sql_records(random.Random("sql")))  # noqa: S311
     for task in ("write", "explain"):
         written += _write(folder / "sql", f"{task}-", [record for kind, record in pairs if kind == task])
     return written
