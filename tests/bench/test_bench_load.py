@@ -22,7 +22,7 @@ from penstock.bench.load_subjects import (
     rate_subjects,
 )
 from penstock.bench.render import page
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, NotAStoreError
 
 from .conftest import rows_by_name
 
@@ -86,6 +86,11 @@ def test_a_name_that_nobody_has_is_refused(store_folder: str) -> None:
     with pytest.raises(ConfigError, match="litdta") as refused:
         run_benchmark("load", {**SMALL, "store": store_folder, "skip": ["litdta"]})
     assert "litdata" in refused.value.hint
+
+
+def test_a_store_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    with pytest.raises(NotAStoreError, match="nowhere"):
+        run_benchmark("load", {**SMALL, "store": str(tmp_path / "nowhere")})
 
 
 def test_only_load_takes_several_batch_sizes() -> None:

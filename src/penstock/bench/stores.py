@@ -8,14 +8,20 @@ from pathlib import Path
 from penstock.bench.corpus import tokenizer_path
 from penstock.bench.options import resolved_workers
 from penstock.bench.processes import Tell, run_own
+from penstock.store import open_store
 
 __all__ = ["store_path"]
 
 
 def store_path(given: str | None, *, inputs: Sequence[str], tokenizer: str | None, folder: Path, tell: Tell) -> str:
-    """The store given, else the corpus prepared into `folder`, in a process of its own."""
+    """The store given, else the corpus prepared into `folder`, in a process of its own.
+
+    Raises:
+        StoreError: there is no store where one is said to be, or it is damaged; told here, before anything is measured.
+    """
     if given is not None:
-        return str(Path(given).resolve())
+        with open_store(given):
+            return str(Path(given).resolve())
     tell("preparing a store")
     tokenizer_file, _ = tokenizer_path(tokenizer, inputs, folder)
     settings = {
