@@ -66,6 +66,7 @@ def test_shares_are_printed(penstock, stores):
     for one in mix.values():
         assert f"{one['rows']:,}" in shown
         assert f"{one['share']:.2%}" in shown
+        assert f"{one['waste_tokens']:,} (" in shown
 
 
 def test_a_store_is_called_by_its_path_or_by_its_folder(penstock, stores):

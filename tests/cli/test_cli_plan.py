@@ -37,3 +37,12 @@ def test_a_seed_shows_where_its_order_begins(penstock, store_path):
 )
 def test_what_cannot_be_planned_is_one_error(penstock, store_path, options):
     penstock("plan", store_path, "--seq-len", 100, *options, expect=1).assert_one_error()
+
+
+def test_the_order_of_a_seed_by_name(penstock, store_path):
+    command = ["plan", store_path, "--seq-len", 50, "--pack", "pad", "--seed", 1]
+    assert penstock(*command, "--order", "sequential", "--json").json["first_rows"] == list(range(8))
+    shown = penstock(*command, "--order", "curriculum").out
+    assert "curriculum, seed 1 begins with" in shown
+    penstock("plan", store_path, "--order", "curriculum", expect=1).assert_one_error()
+    penstock(*command, "--order", "backwards", expect=1).assert_one_error()

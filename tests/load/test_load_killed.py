@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock import fs
 from penstock.load import Loader
 from penstock.pack import plan_concat
 
@@ -35,6 +36,7 @@ SEQ_LEN, BATCH_ROWS, SEED = 16, 4, 3
 
 LOAD = """
 import json, sys
+from penstock import fs
 from penstock.load import Loader
 from penstock.pack import plan_concat
 from penstock.store import open_store
@@ -116,3 +118,64 @@ def killed_cleanly(one: Sample, kind: str, mark: str, *, num_batches: int) -> bo
             return True
         time.sleep(0.1)  # nothing tells when a process that is no child of ours has ended
     return False
+
+
+TINY = ["model.num_layers=1", "model.num_heads=2", "model.hidden_size=16", "model.feed_forward_size=16", "seq_len=16"]
+TRAINING = ["batch_rows=4", "steps=1000000", "checkpoint_every_steps=2", "eval_every_steps=null", "device=cpu"]
+
+
+def train_command(one: Sample, run: Path, *settings: str) -> list[str]:
+    chosen = [word for setting in [*TINY, *TRAINING, *settings] for word in ("--set", setting)]
+    return [sys.executable, "-m", "penstock", "train", "--data", str(one.path), "--out", str(run), *chosen]
+
+
+def steps_of(run: Path) -> list[int]:
+    """Steps recorded so far; the last line may be half written."""
+    path = run / "records.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    records = [json.loads(line) for line in lines]
+    return [record["step"] for record in records if record["kind"] == "step"]
+
+
+def test_a_killed_training_leaves_nothing_that_the_next_start_does_not_remove(
+    sample: Samples, tmp_path: Path, torture_figures: Callable[..., None], scale: Callable[..., int]
+) -> None:
+    """`penstock train` itself: no process, no shared memory; torn checkpoints are ignored, gone after the resume."""
+    pytest.importorskip("torch")
+    one = sample("letters")
+    trials, left = scale(test=1, torture=10), 0
+    for trial in range(trials):
+        run, before, mark = tmp_path / f"run-{trial}", shared_memory(), f"{os.getpid()}-train-{trial}"
+        environment = os.environ | {MARK: mark, "OMP_NUM_THREADS": "1"}
+        with (
+            (tmp_path / "output").open("wb") as output,
+            subprocess.Popen(
+                train_command(one, run), env=environment, stdout=output, stderr=subprocess.STDOUT
+            ) as child,
+        ):
+            deadline = time.monotonic() + 3 * PATIENCE_SECONDS
+            while len(steps_of(run)) < 9 + trial and child.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.02)  # the child doesn't know that it is watched
+            assert child.poll() is None, (tmp_path / "output").read_text()
+            assert child.pid in marked_processes(mark)
+            child.send_signal(signal.SIGKILL)
+        done = steps_of(run)
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while (marked_processes(mark) or shared_memory() - before) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        left += bool(marked_processes(mark) or shared_memory() - before)
+        (run / "checkpoints" / fs.temporary_path(run / "step-00000999").name).mkdir()  # a save that was torn
+        resumed = subprocess.run(
+            [*train_command(one, run, "stop_after_steps=2"), "--resume"],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert resumed.returncode == 130, resumed.stderr  # stopped as asked
+        again = steps_of(run)[len(done) :]
+        assert len(again) == 2
+        assert again[0] in range(max(done) - 3, max(done) + 2)  # from a checkpoint of the last few steps
+        left += bool([path for path in run.rglob("*") if fs.is_temporary(path) or path.name == "train.lock"])
+        left += bool(marked_processes(mark) or shared_memory() - before)
+    torture_figures(lane="D", case="SIGKILL of penstock train", trials=trials, failures=left)
+    assert left == 0

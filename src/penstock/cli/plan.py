@@ -46,6 +46,12 @@ def plan(
     seed: Annotated[
         int | None, typer.Option(help="Also show which rows the order of this seed begins with.", min=0)
     ] = None,
+    order: Annotated[
+        str, typer.Option(help="Of --seed: shuffled, sequential, group-by-length or curriculum.")
+    ] = "shuffled",
+    curriculum_by: Annotated[
+        str | None, typer.Option(metavar="FACT", help="What a curriculum goes by; default document-length.")
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Show the rows that a store gives at some length: how many, and what is wasted. The store is not changed.
@@ -57,6 +63,7 @@ def plan(
       penstock plan store --seq-len 2048 --split val
       penstock plan store --seq-len 2048 --pack best-fit
       penstock plan store --seq-len 512 --pack windows --overlap 128
+      penstock plan store --seq-len 512 --pack pad --seed 42 --order curriculum
       penstock plan code books --mix books=0.3 --mix 'code:docs/**=2' --seq-len 2048
     """
     options: dict[str, Any] = {
@@ -67,21 +74,27 @@ def plan(
         "boundaries": not cross_boundaries,
         "overlap_loss": overlap_loss,
     }
+    if seed is None and (order != "shuffled" or curriculum_by):
+        raise ConfigError("--order shows where the order of a seed begins", hint="add --seed, as the run has it")
     if len(stores) > 1 or mix or epochs or temperature != 1:
         if seed is not None:
             raise ConfigError("--seed shows the order of one plan, this is a mixture", hint="leave --seed out")
         facts = _mixture_facts(stores, mix or [], epochs=epochs or [], temperature=temperature, options=options)
         show = _print_mixture
     else:
-        facts, show = _plan_facts(stores[0], options, seed=seed), _print_plan
+        stream = {"order": order, "curriculum_by": curriculum_by}
+        facts, show = _plan_facts(stores[0], options, seed=seed, stream=stream), _print_plan
     if json_output:
         print_json(facts)
     else:
         show(facts)
 
 
-def _plan_facts(store: str, options: dict[str, Any], *, seed: int | None) -> dict[str, Any]:
-    from penstock.load.order import rows_at
+def _plan_facts(
+    store: str, options: dict[str, Any], *, seed: int | None, stream: dict[str, str | None]
+) -> dict[str, Any]:
+    from penstock.load.filling import Filler
+    from penstock.load.stream import StreamSettings
     from penstock.pack import make_plan
     from penstock.store import open_store
 
@@ -90,8 +103,9 @@ def _plan_facts(store: str, options: dict[str, Any], *, seed: int | None) -> dic
         facts = made.describe()
         if seed is not None:
             count = min(SHOWN_ROWS, made.num_rows)
-            first = rows_at(0, count, num_rows=made.num_rows, seed=seed, shuffle=True).tolist()
-            facts |= {"seed": seed, "first_rows": first}
+            settings = StreamSettings.of(stream)
+            filler = Filler(made, seed=seed, **settings.options(made, seed=seed, batch_rows=1))
+            facts |= {"seed": seed, "order": settings.order, "first_rows": filler.at(0, count)[0].tolist()}
         return facts
 
 
@@ -116,6 +130,7 @@ def _print_mixture(facts: dict[str, Any]) -> None:
                 one_line(one["name"]),
                 f"{one['rows']:,}",
                 f"{one['tokens']:,}",
+                f"{one['waste_tokens']:,} ({one['waste_tokens'] / (one['rows'] * facts['seq_len']):.2%})",
                 f"{one['weight']:g}",
                 f"{one['share']:.2%}",
                 f"{one['passes_per_epoch']:g}",
@@ -123,7 +138,7 @@ def _print_mixture(facts: dict[str, Any]) -> None:
             ]
             for one in facts["mix"]
         ],
-        header=["source", "rows", "tokens", "weight", "share", "passes per epoch", "leaves after"],
+        header=["source", "rows", "tokens", "waste", "weight", "share", "passes per epoch", "leaves after"],
     )
     print()
     print_facts(
@@ -149,5 +164,6 @@ def _print_plan(facts: dict[str, Any]) -> None:
         "in a row": f"{facts['most_documents_in_a_row']:,} documents at most",
     }
     if "first_rows" in facts:
-        shown["order"] = f"seed {facts['seed']} begins with {', '.join(map(str, facts['first_rows']))}"
+        begin = ", ".join(map(str, facts["first_rows"]))
+        shown["order"] = f"{facts['order']}, seed {facts['seed']} begins with {begin}"
     print_facts(shown)
