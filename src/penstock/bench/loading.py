@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,8 @@ def timed_passes(
         first_batch_seconds.append(first - started)
         rates.append(count * batch_tokens / (now - first) if count else 0.0)
         counts.append(count)
+        if isinstance(batches, Generator):
+            batches.close()  # what a peer's threads still read ahead must not slow its next pass down
     later = sorted(rates[1:]) or rates
     return {
         "first_pass": rates[0],
