@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +108,34 @@ def set_before_operation() -> Iterator[Callable[[Callable[[str, str], None] | No
 
     yield set_seam
     fs.before_operation = None
+
+
+RANKS = ["micro_batch_rows=1", "eval_rows=9"]  # nine rows don't go round: one rank gets a batch without targets
+Order = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def order(store_path: Path) -> Iterator[Order]:
+    """`order(run, size, settings…)`: what the ranks of ranks.py came to."""
+    command = [sys.executable, str(Path(__file__).with_name("ranks.py"))]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def run(folder: Path, size: int, *settings: str, **more: Any) -> dict[str, Any]:
+            chosen = [*TINY_SETTINGS, *RANKS, *settings]
+            task = {"store": str(store_path), "run": str(folder), "size": size, "settings": chosen, **more}
+            process.stdin.write(json.dumps(task) + "\n")
+            process.stdin.flush()
+            answer: dict[str, Any] = json.loads(process.stdout.readline())
+            assert answer["hung"] == 0
+            return answer
+
+        yield run
+        process.stdin.close()
 
 
 def losses(folder: Path) -> list[tuple[int, float]]:

@@ -4,7 +4,8 @@
 
 Torch is imported once; for each line the ranks are forked, with the variables that torchrun would set. The answer is a
 line with each rank's exit status and what it said, errors by name. `kill` has a rank killed after a step; `stop` sends
-one a SIGTERM there; `memory` is the most rows that a rank's model takes at once.
+one a SIGTERM there; `kill_operation` kills a process before its k-th change of the disk below `checkpoints`, and
+`operations` of the answer says how many there were; `memory` is the most rows that a rank's model takes at once.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import tensorboard.compat.proto.event_pb2
+import tensorboard.summary.writer.record_writer  # noqa: F401
 import torch
 
 import penstock.train.sharded_checkpoint  # noqa: F401  imported once for all that are forked
+from penstock import fs
 from penstock.errors import PenstockError
 from penstock.runlog import RunLog
 from penstock.store import open_store
@@ -41,6 +45,20 @@ def disturb(at_step: int, number: signal.Signals) -> None:
             os.kill(os.getpid(), number)
 
     loop._record_step = disturbed
+
+
+def count_operations(kill_at: int | None) -> list[str]:
+    """Notes every change of the disk below `checkpoints`, and ends the process before one of them."""
+    seen: list[str] = []
+
+    def note(operation: str, path: str) -> None:
+        if "/checkpoints" in path:
+            seen.append(operation)
+            if len(seen) == kill_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    fs.before_operation = note
+    return seen
 
 
 def limit_rows(most: int) -> None:
@@ -65,6 +83,7 @@ def run_rank(order: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
     for name, number in (("kill", signal.SIGKILL), ("stop", signal.SIGTERM)):
         if name in order and order[name]["rank"] == rank:
             disturb(order[name]["step"], number)
+    operations = count_operations(order.get("kill_operation"))
     if "memory" in order and order["memory"]["rank"] == rank:
         limit_rows(order["memory"]["rows"])
     folder = Path(order["run"])
@@ -74,7 +93,13 @@ def run_rank(order: dict[str, Any], rank: int, port: int) -> dict[str, Any]:
             result = train(config, store, folder, log, resume=order.get("resume", False))
     except PenstockError as error:
         return {"error": type(error).__name__, "message": error.message}
-    return {"status": result.status, "steps": result.steps, "loss": result.final_loss, "val_loss": result.val_loss}
+    figures = {"loss": result.final_loss, "val_loss": result.val_loss}
+    return {
+        "status": result.status,
+        "steps": result.steps,
+        "operations": len(operations) if size == 1 else 0,
+        **figures,
+    }
 
 
 def answer_of(order: dict[str, Any]) -> dict[str, Any]:

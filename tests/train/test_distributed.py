@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -22,41 +16,14 @@ from penstock.train import find_latest
 from penstock.train.checkpoint import SHARD_NAME
 from penstock.train.distributed import World, _buckets, chosen_parallel, world_of_environment
 
-from .conftest import TINY_SETTINGS, events, losses
+from .conftest import Order, events, losses
 
 pytestmark = pytest.mark.torture(lane="E", sample=True)
 
 # float32 sums over two halves, in another order than over the whole.
 TOLERANCE = 1e-5
-RANKS = ["micro_batch_rows=1", "eval_rows=9"]  # nine rows don't go round: one rank gets a batch without targets
 
 IN_TORTURE_ONLY = pytest.mark.torture(lane="E", sample=False)
-
-Order = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture(scope="module")
-def order(store_path: Path) -> Iterator[Order]:
-    """`order(run, size, settings…)`: what the ranks of ranks.py came to."""
-    command = [sys.executable, str(Path(__file__).with_name("ranks.py"))]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def run(folder: Path, size: int, *settings: str, **more: Any) -> dict[str, Any]:
-            chosen = [*TINY_SETTINGS, *RANKS, *settings]
-            task = {"store": str(store_path), "run": str(folder), "size": size, "settings": chosen, **more}
-            process.stdin.write(json.dumps(task) + "\n")
-            process.stdin.flush()
-            answer: dict[str, Any] = json.loads(process.stdout.readline())
-            assert answer["hung"] == 0
-            return answer
-
-        yield run
-        process.stdin.close()
 
 
 @pytest.fixture(scope="module")

@@ -93,7 +93,8 @@ def test_killed_and_resumed_is_the_same_run(
     with start_child(store_path, folder, step, "kill") as child:
         child.communicate()
         assert child.returncode == -signal.SIGKILL
-    assert [path.name for path in checkpoint_folders(folder)] == (["step-00000004"] if step > 4 else [])
+    # A thread writes while steps go on: the checkpoint of step 4 may not be there yet.
+    assert [path.name for path in checkpoint_folders(folder)] in ([], ["step-00000004"] if step > 4 else [])
     result = run_training(folder, resume=True)
     assert result.status == "completed"
     assert_equal_runs(folder, whole_run)

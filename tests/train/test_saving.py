@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -119,6 +120,29 @@ def test_a_run_that_fails_leaves_no_write_behind_it(
     assert not any(thread.name == "penstock-save" for thread in threading.enumerate())
     assert newest(tmp_path).name == "step-00000004"
     assert not (tmp_path / "train.lock").exists()
+
+
+def test_sigterm_during_a_write_ends_the_run_within_seconds(
+    tmp_path: Path, run_training: Train, set_before_operation: Seam
+) -> None:
+    """The write is finished, the step too, and its state saved."""
+    run_training(tmp_path / "whole")
+    sent: list[float] = []
+
+    def interrupt(operation: str, path: str) -> None:
+        if operation == "fsync" and "step-00000004" in path and not sent:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    set_before_operation(interrupt)
+    result = run_training(tmp_path / "stopped")
+    assert time.monotonic() - sent[0] < 5
+    set_before_operation(None)
+    assert result.status == "interrupted"
+    assert newest(tmp_path / "stopped").name == f"step-{result.steps:08d}"
+    assert (tmp_path / "stopped" / "checkpoints" / "step-00000004").is_dir()
+    run_training(tmp_path / "stopped", resume=True)
+    assert losses(tmp_path / "stopped") == losses(tmp_path / "whole")
 
 
 def test_host_copies_stay_as_they_are_and_keep_their_memory() -> None:

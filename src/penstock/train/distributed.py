@@ -318,8 +318,15 @@ def place_model(model: LanguageModel, world: World, *, device: str) -> None:
             for tensor in (*model.parameters(), *model.buffers()):
                 dist.broadcast(tensor.detach(), src=0)
         return
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    try:
+        from torch.distributed.checkpoint import hf_storage  # noqa: F401  what its checkpoints are written with
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+    except ImportError as error:
+        raise ConfigError(
+            f"parallel is fsdp, which torch {torch.__version__} lacks: {error}",
+            hint="set parallel=ddp, or update torch",
+        ) from error
 
     mesh = init_device_mesh(device, (world.size,))
     for block in model.blocks():
