@@ -8,6 +8,7 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     start       command, version, python, platform, hardware, config{}
     phase       name, status ok|failed, seconds, detail{}
     choice      name, value, reason
+    adapted     key, value, outcome, detail      (a key of settings written for another trainer)
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
     rows        split, seq_len, rows[{row, documents[], text}]
     length      steps, rows_per_pass, tokens_per_pass, epochs, steps_per_epoch, warmup_steps, reason
@@ -15,7 +16,7 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     epoch       epoch, step, first_step, complete, mean_train_loss, val_loss, tokens, seconds, tokens_per_second,
                 learning_rate
     evaluation  step, split, store (one of several), loss, bits_per_byte, tokens, seconds
-    checkpoint  step, path, bytes, seconds
+    checkpoint  step, path, bytes, seconds, waited_seconds (how long training stood still for it)
     sample      step, prompt, text
     hardware    cpu_percent, memory_bytes, gpu[]
     event       message            (warnings, resumes, skipped updates)
