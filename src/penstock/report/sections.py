@@ -16,7 +16,7 @@ from penstock.report.contents import data_content, row_content, sample_content
 from penstock.report.curves import loss_chart, small_charts
 from penstock.report.fields import finite, flattened
 from penstock.report.markup import Markup, clipped, joined, tag
-from penstock.report.run import Run
+from penstock.report.run import Evaluation, Run
 from penstock.report.summary import phase_rates, plural
 from penstock.report.tables import (
     ABSENT,
@@ -106,12 +106,39 @@ def _training(run: Run) -> Markup:
     if run.evaluations:
         header = [("Step", NUMBER), ("Split", ""), ("Loss", NUMBER), ("Bits per byte", NUMBER), ("Tokens", NUMBER)]
         rows = [
-            (f"{one.step:,}", line(one.split), *map(number_text, (one.loss, one.bits_per_byte)), count_text(one.tokens))
+            (
+                f"{one.step:,}",
+                _split_text(one),
+                *map(number_text, (one.loss, one.bits_per_byte)),
+                count_text(one.tokens),
+            )
             for one in reversed(run.evaluations)
         ]
         all_of_them = table("Newest first", header, rows)
         parts.append(tag("details", tag("summary", f"All {plural(len(rows), 'evaluation')}"), all_of_them))
+    passes = measures.epoch_summaries(run)
+    if passes:
+        parts.append(tag("details", tag("summary", plural(len(passes), "pass", "passes")), _passes(passes)))
     return joined(parts)
+
+
+def _split_text(one: Evaluation) -> str:
+    return line(one.split if one.store is None else f"{one.split} of {one.store}")
+
+
+def _passes(passes: list[dict[str, Any]]) -> Markup:
+    names = ("Pass", "Last step", "Mean loss", "Held-out loss", "Tokens", "Tokens/s", "Learning rate")
+    rows = [
+        (
+            f"{one['epoch']:,}{'' if one['complete'] else ' (part)'}",
+            count_text(one["last_step"]),
+            *map(number_text, (one["mean_train_loss"], one["val_loss"])),
+            *map(count_text, (one["tokens"], one["tokens_per_second"])),
+            ABSENT if one["learning_rate"] is None else quantities.scientific(one["learning_rate"]),
+        )
+        for one in reversed(passes)
+    ]
+    return table("Newest first", [(name, NUMBER) for name in names], rows)
 
 
 def _phases(run: Run) -> Markup:
@@ -161,6 +188,9 @@ def _hardware(run: Run) -> Markup:
                 facts.append((words(name.removesuffix("_mb")), size))
         if measured["mean_cpu_percent"] is not None:
             facts.append(("processor busy", quantities.percent(measured["mean_cpu_percent"])))
+        for name, value in measured.items():
+            if name.startswith("mean_gpu_"):
+                facts.append((words(name.removeprefix("mean_")), value_text(name, value)))
         facts.append(("sampled", f"{measured['samples']:,} times"))
     return fact_list(facts)
 

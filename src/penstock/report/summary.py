@@ -68,9 +68,9 @@ def _training_sentence(run: Run) -> str:
     return f"{sentence}."
 
 
-def plural(number: int, noun: str) -> str:
-    """A count with its noun."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def plural(number: int, noun: str, many: str = "") -> str:
+    """A count with its noun; `many` is the noun for several, where it isn't the noun with an s."""
+    return f"{number:,} {noun if number == 1 else many or f'{noun}s'}"
 
 
 def phase_rates(phase: Phase, run: Run) -> str:
