@@ -29,7 +29,7 @@ from penstock.load.filling import Filler
 from penstock.load.gather import Batch, Gatherer, StretchBuffer
 from penstock.load.loader import Loader
 from penstock.load.loss import LossRuns
-from penstock.load.order import Order, Sequential, Shuffled
+from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
 from penstock.load.transforms import Transform
 from penstock.pack import Plan, Spans
@@ -39,9 +39,6 @@ from penstock.pack.stages import Schedule, Stage, is_weight, stages_from
 __all__ = ["MixedBatch", "MixedLoader", "filler_of", "loader_of", "restored_position", "seed_of_source", "state_at"]
 
 Integers = npt.NDArray[np.int64]
-
-# Rows of a source ordered at once: about 0.2 ms.
-BLOCK_ROWS = 2048
 
 
 @dataclass(slots=True)
@@ -130,7 +127,7 @@ class MixedFiller(Filler):
             self.identity["transforms"] = [transform.identity for transform in self.transforms]
         check_identity_size(self.identity)
         self.schedule = mixture.schedule()
-        self._orders = [_InBlocks(one) for one in orders]
+        self._orders = [InBlocks(one) for one in orders]
         self._gatherer = MixedGatherer(mixture)
         for store in {plan.store for plan in mixture.plans}:
             wanted = [plan.documents for plan in mixture.plans if plan.store is store]
@@ -203,33 +200,6 @@ class MixedFiller(Filler):
                 f"with {len(schedule.stages)} stages the state takes {size} bytes, room is for {MOST_STATE_BYTES}",
                 hint="change weights less often, or start a new run from the model so far",
             )
-
-
-class _InBlocks:
-    """An order that is worked out a block at a time: a source has few rows in a stretch, and numpy costs a microsecond
-    per call however little it is asked. Memory: one block."""
-
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self.num_rows = order.num_rows
-        self._latest: tuple[int, Integers] = (-1, np.empty(0, np.int64))
-
-    def rows_at(self, start: int, count: int) -> Integers:
-        """See `Order`."""
-        parts, position, end = [], start, start + count
-        while position < end:
-            block, offset = divmod(position, BLOCK_ROWS)
-            part = self._block(block)[offset : offset + end - position]
-            parts.append(part)
-            position += len(part)
-        return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.int64), *parts])
-
-    def _block(self, block: int) -> Integers:
-        number, rows = self._latest
-        if number != block:
-            rows = self._order.rows_at(block * BLOCK_ROWS, BLOCK_ROWS)
-            self._latest = block, rows
-        return rows
 
 
 def seed_of_source(seed: int, number: int) -> int:
