@@ -181,15 +181,17 @@ def _session_account(session: Sequence[Record]) -> tuple[dict[str, float], float
         "first_steps": slow_start,
         "data_wait": sum(waits) * scale,
         "computing": max((sum(durations) - slow_start - sum(waits)) * scale, 0.0),
-        "saves": _sum(session, "checkpoint"),
+        "saves": _sum(session, "checkpoint", field="waited_seconds"),
         "evaluations": _sum(session, "evaluation"),
     }
     total = max(ends) - begin - prepared if begin is not None and ends else 0.0
     return {**spent, "other": max(total - sum(spent.values()), 0.0)}, to_first
 
 
-def _sum(records: Sequence[Record], kind: str, *, where: Any = lambda record: True) -> float:
-    return sum(finite(one.get("seconds")) or 0.0 for one in records if one.get("kind") == kind and where(one))
+def _sum(records: Sequence[Record], kind: str, *, field: str = "seconds", where: Any = lambda record: True) -> float:
+    """Seconds of the records of a kind: of `field`, which a save that a thread writes has, where there is one."""
+    chosen = [one for one in records if one.get("kind") == kind and where(one)]
+    return sum(finite(one.get(field, one.get("seconds"))) or 0.0 for one in chosen)
 
 
 def gpu_activity(records: Sequence[Record]) -> dict[str, float]:
