@@ -9,9 +9,6 @@ Float8 is written by the book of torchao and not measured here: no GPU that has 
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +18,7 @@ from torch import nn
 from penstock.errors import ConfigError, MissingExtraError, nearest_first
 from penstock.train.language_model import LanguageModel
 from penstock.train.model_config import AdapterConfig
-from penstock.train.pretrained import PretrainedModel
+from penstock.train.pretrained import PretrainedModel, quiet_import
 
 __all__ = ["add_adapter", "peft_config", "use_float8"]
 
@@ -34,7 +31,7 @@ FLOAT8_CAPABILITY = (8, 9)
 def peft_config(adapter: AdapterConfig, *, base: str | None = None) -> Any:
     """The settings in peft's words."""
     try:
-        with _quiet_import():
+        with quiet_import():
             from peft import LoraConfig
     except ImportError:
         raise MissingExtraError("peft", extra="train", wanted_for=f"model.adapter.kind={adapter.kind}") from None
@@ -57,7 +54,7 @@ def add_adapter(model: PretrainedModel, adapter: AdapterConfig, *, seed: int) ->
     if getattr(model.causal, "is_quantized", False):
         peft.prepare_model_for_kbit_training(model.causal, use_gradient_checkpointing=False)
     try:
-        with torch.random.fork_rng(), _quiet_import():
+        with torch.random.fork_rng(), quiet_import():
             torch.manual_seed(seed)
             wrapped = peft.get_peft_model(model.causal, config)
     except ValueError as error:
@@ -86,7 +83,7 @@ def use_float8(model: LanguageModel, device: torch.device) -> None:
 def convert_to_float8(model: LanguageModel, config: Any = None) -> None:
     """The change itself; `config` is torchao's."""
     try:
-        with _quiet_import():
+        with quiet_import():
             float8: Any = import_module("torchao.float8")
     except ImportError:
         raise MissingExtraError("torchao", extra="small", wanted_for="model.float8") from None
@@ -100,17 +97,3 @@ def _is_worth_float8(module: nn.Module, name: str) -> bool:
         return False
     sides = (module.in_features, module.out_features)
     return min(sides) >= FLOAT8_SMALLEST_SIDE and not any(side % FLOAT8_MULTIPLE for side in sides)
-
-
-@contextmanager
-def _quiet_import() -> Iterator[None]:
-    """torchao, which peft looks for, complains of kernels for other machines each time it is first imported."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)

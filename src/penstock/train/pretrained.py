@@ -14,6 +14,7 @@ Cost: the weights in memory once, one BLAKE3 pass over their files (about 3 GB/s
 
 from __future__ import annotations
 
+import logging
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -35,7 +36,14 @@ from penstock.train.attention import SDPA_BACKENDS
 from penstock.train.language_model import LanguageModel
 from penstock.train.shape import ModelShape
 
-__all__ = ["PretrainedModel", "load_pretrained", "refuse_another_tokenizer", "refuse_felt_neighbours", "weights_digest"]
+__all__ = [
+    "PretrainedModel",
+    "load_pretrained",
+    "quiet_import",
+    "refuse_another_tokenizer",
+    "refuse_felt_neighbours",
+    "weights_digest",
+]
 
 # What describes a model and holds its weights; subfolders hold the same once more for other programs.
 _HUB_FILES = (
@@ -212,7 +220,8 @@ def load_pretrained(
         ConfigError: nothing is there, it isn't a causal model of safetensors, or it doesn't fit the tokenizer.
     """
     try:
-        from transformers import AutoModelForCausalLM
+        with quiet_import():
+            from transformers import AutoModelForCausalLM
     except ImportError:
         raise MissingExtraError("transformers", extra="hf", wanted_for=f"model.pretrained={source}") from None
     folder = Path(source) if Path(source).is_dir() else _hub_folder(source, network=network)
@@ -220,7 +229,7 @@ def load_pretrained(
     if quantize is not None:
         options = _nf4_options(device or torch.device("cpu"))
     try:
-        with _quiet_loading():
+        with quiet_import(), _quiet_loading():
             causal: Any = AutoModelForCausalLM.from_pretrained(
                 str(folder), local_files_only=True, use_safetensors=True, trust_remote_code=False, **options
             )
@@ -310,9 +319,9 @@ def _hub_folder(source: str, *, network: bool) -> Path:
                 source, allow_patterns=list(_HUB_FILES), local_files_only=not network
             )
     except Exception as error:  # the client raises its own, the HTTP library's and the system's errors
-        where = "on this disk" if not network else "to be had from the hub"
+        where = "on this disk" if not network else f"to be had from the hub: {_first_line(error)}"
         raise ConfigError(
-            f"model.pretrained={source} is no folder, and no hub id that is {where}: {_first_line(error)}",
+            f"model.pretrained={source} is no folder, and no hub id that is {where}",
             hint="check the id and the connection" if network else "add --network to download it, or give a folder",
         ) from error
     return Path(folder)
@@ -386,19 +395,33 @@ def _true_size(parameter: nn.Parameter) -> torch.Size:
 
 
 @contextmanager
+def quiet_import() -> Iterator[None]:
+    """torchao, which transformers and peft look for, complains of other machines' kernels when first imported."""
+    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
+    levels = [each.level for each in loggers]
+    for each in loggers:
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
+
+
+@contextmanager
 def _quiet_loading() -> Iterator[None]:
     """No bars of transformers and huggingface_hub between our own lines."""
     # Both offer only a switch for the whole process; what it was is put back.
     hub: Any = import_module("huggingface_hub.utils")
-    logging: Any = import_module("transformers.utils.logging")
-    had_bars, hub_had_bars = logging.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
-    logging.disable_progress_bar()
+    bars: Any = import_module("transformers.utils.logging")
+    had_bars, hub_had_bars = bars.is_progress_bar_enabled(), not hub.are_progress_bars_disabled()
+    bars.disable_progress_bar()
     hub.disable_progress_bars()
     try:
         yield
     finally:
         if had_bars:
-            logging.enable_progress_bar()
+            bars.enable_progress_bar()
         if hub_had_bars:
             hub.enable_progress_bars()
 
