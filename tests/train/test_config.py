@@ -134,6 +134,7 @@ def test_only_free_keys_leave_the_digest_alone() -> None:
         "mix=[a=2]",
         "mix_epochs=[a=2]",
         "mix_temperature=2",
+        "network=true",
         "parallel=ddp",
         "prefetch_batches=9",
         "sample_tokens=9",
