@@ -7,7 +7,8 @@ write per record; `flush` makes it durable at the borders that matter (phase end
 Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     start       command, version, python, platform, hardware, config{}
     phase       name, status ok|failed, seconds, detail{}
-    choice      name, value, reason
+    choice      name, value, reason, gain (where measured, a share of speed)
+    trial       attention, micro_batch_rows, loss_kernel, compile, tokens_per_second, first_seconds, peak_bytes, failure
     adapted     key, value, outcome, detail      (a key of settings written for another trainer)
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
     rows        split, seq_len, rows[{row, documents[], text}]

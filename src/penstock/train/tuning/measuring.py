@@ -61,6 +61,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._started = self.clock()
+        self._last_seconds = 0.0
 
     def measured(self, start: Choices) -> Measured | None:
         """Tries everything but compiling; None if not even the start, halved as often as it takes, would run."""
@@ -77,7 +78,8 @@ class Search:
                 continue
             before = best
             best, notes[name] = step(best)
-            gains[name] = best.tokens_per_second / before.tokens_per_second - 1
+            if best is not before:
+                gains[name] = best.tokens_per_second / before.tokens_per_second - 1
         return Measured(
             attention=best.choices.attention,
             micro_batch_rows=best.choices.micro_batch_rows,
@@ -124,6 +126,8 @@ class Search:
         best = max(tried, key=lambda trial: trial.tokens_per_second)
         if not _is_worth_it(best, start):
             best = start
+        if len(self.attention_kernels) < 2:
+            return best, "the only kernel here"
         return best, f"the fastest of {', '.join(trial.choices.attention for trial in tried)}"
 
     def _knee(self, start: Trial) -> tuple[Trial, str]:
@@ -168,9 +172,12 @@ class Search:
 
     def _tried(self, choices: Choices) -> Trial | None:
         """None if the time is over; the first trial is always made."""
-        if self.trials and not self._has_time(USUAL_TRIAL_SECONDS):
+        # A trial of twice the rows takes twice as long as the one before.
+        if self.trials and not self._has_time(max(USUAL_TRIAL_SECONDS, 2 * self._last_seconds)):
             return None
+        started = self.clock()
         trial = self.try_out(choices)
+        self._last_seconds = self.clock() - started
         self.trials.append(trial)
         return trial
 

@@ -27,7 +27,6 @@ from penstock.train.tuning.applying import applied
 __all__ = ["Trial", "Trials", "made_up_batch"]
 
 DOCUMENTS_PER_ROW = 4
-LEAST_ITERATIONS = 3
 MOST_ITERATIONS = 20
 TRIAL_SECONDS = 2.0  # after the first iteration, which may compile
 
@@ -100,7 +99,7 @@ class Trials:
         """Seconds of each iteration; the first one is apart."""
         autocast = autocast_of(choices)
         seconds: list[float] = []
-        while len(seconds) <= LEAST_ITERATIONS or (len(seconds) < MOST_ITERATIONS and sum(seconds[1:]) < TRIAL_SECONDS):
+        while len(seconds) < 2 or (len(seconds) < MOST_ITERATIONS and sum(seconds[1:]) < TRIAL_SECONDS):
             started = time.perf_counter()
             nats = nats_of(
                 self._model,
