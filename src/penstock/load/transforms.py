@@ -239,7 +239,7 @@ def _fim_ids(control_tokens: Mapping[str, int], names: tuple[str, str, str] | No
     raise TokenizerError(
         f"the store's tokenizer has no fill-in-the-middle tokens; looked for: {looked_for}",
         hint=f"its control tokens are: {' '.join(sorted(control_tokens)) or '(none)'}; name three of them with "
-        "`names`, or prepare with a tokenizer that has such tokens",
+        "fim_tokens, or prepare with a tokenizer that has them (penstock tokenizer train --control …)",
     )
 
 
