@@ -96,7 +96,8 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
         Rule(
             name="warmup_steps_min",
             kind=WHOLE,
-            effect="`warmup_steps_min`, unless `override_min_warmup`",
+            effect="`warmup_steps_min`",
+            idle="`override_min_warmup` is true",
             adapt=lambda value, _: {},
         ),
         Rule(name="warmup_steps_max", kind=WHOLE, effect="`warmup_steps_max`", sets="warmup_steps_max"),
@@ -254,6 +255,8 @@ _RESULTS = {
 
 def _with_results(one: Adapted, derived: Mapping[str, Any], values: Mapping[str, Any]) -> Adapted:
     """The same key with what came of it together with others."""
+    if one.key == "training.warmup_steps_min" and values["override_min_warmup"]:
+        return Adapted(key=one.key, value=one.value, outcome="not applicable", detail="override_min_warmup is true")
     names = _RESULTS.get(one.key, ())
     detail = ", ".join(f"{name}={derived[name]}" for name in names) or one.detail
     return Adapted(key=one.key, value=one.value, outcome=one.outcome, detail=detail)
