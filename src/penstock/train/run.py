@@ -197,7 +197,7 @@ def assemble(
         callbacks=callbacks,
         world=world,
         flops_per_step=model.flops_per_token(config.seq_len) * config.batch_rows * config.seq_len,
-        peak_flops=_peak_flops(choices, log),
+        peak_flops=_peak_flops(choices, log, world),
     )
 
 
@@ -225,15 +225,16 @@ def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None
         log.append("choice", name=name, value=value, reason=reason)
 
 
-def _peak_flops(choices: Choices, log: RunLog) -> float | None:
-    """The dense bf16 peak of the GPU, which MFU is a share of; None on a CPU or an unknown card."""
+def _peak_flops(choices: Choices, log: RunLog, world: World) -> float | None:
+    """The dense bf16 peak of all GPUs of the run, which MFU is a share of; None on a CPU or an unknown card."""
     if choices.device == "cpu":
         return None
     gpus = probe().gpus
     peak = gpus[0].peak_bf16_flops if gpus else None
     if peak is not None:
         formula = "MFU = FLOPs per token x batch_rows x seq_len / seconds of the step / peak"
-        reason = f"dense bfloat16 peak of the {gpus[0].name} by its data sheet; {formula}"
+        peak *= world.size
+        reason = f"dense bfloat16 peak of {world.size} x {gpus[0].name} by its data sheet; {formula}"
         log.append("choice", name="peak_flops", value=peak, reason=reason)
     return peak
 
