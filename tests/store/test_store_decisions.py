@@ -93,6 +93,12 @@ class TestTime:
         assert found[:3].tolist() == [1735689600.0] * 3
         assert np.isnan(found[3:]).all()
 
+    def test_a_name_beyond_ascii_is_found_however_it_is_written(self):
+        facts = ['{"Größe":1700000000}', '{"Gr\\u00f6\\u00dfe":5}', '{"x":1}']
+        found = times_of(facts, "Größe")
+        assert found[:2].tolist() == [1.7e9, 5.0]
+        assert np.isnan(found[2])
+
     def test_documents_of_one_moment_are_never_parted(self):
         times = np.repeat([1.0, 2.0, 3.0], 10)
         drawn = TimeSplit(fact="time").drawn(times, np.ones(30), {"a": 0.5, "b": 0.5})

@@ -189,8 +189,11 @@ def _time_split(shares: Mapping[str, float], split_at: str | None, fact: str, pr
 
 def times_of(facts: Sequence[str], name: str) -> npt.NDArray[np.float64]:
     """The documents' times in seconds since 1970; NaN where there is none."""
-    mark = json.dumps(name)
-    return np.array([_time_in(text, name) if mark in text else np.nan for text in facts], np.float64)
+    # Sources write letters beyond ASCII as they are or escaped; whichever it is, most documents needn't be parsed.
+    marks = {json.dumps(name), json.dumps(name, ensure_ascii=False)}
+    return np.array(
+        [_time_in(text, name) if any(mark in text for mark in marks) else np.nan for text in facts], np.float64
+    )
 
 
 def _time_in(facts: str, name: str) -> float:
