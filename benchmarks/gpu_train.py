@@ -58,6 +58,8 @@ LORA_OURS = "penstock train, LoRA"
 LORA_PEFT = "Trainer + peft, tuned by hand"
 LORA_PEFT_COMPILED = "Trainer + peft, tuned by hand, compiled"
 LORA_RANK = 16
+# What ours is told that the run has, so that it chooses as it does for a run of hours.
+LONG_RUN_STEPS = 20_000
 # No measurement is begun with less time than this left in its section.
 SECONDS_TO_BEGIN = 20.0
 
@@ -96,6 +98,7 @@ class Sitting:
             has_gpu=self.has_gpu,
             workers=8,
             overrides=tuple(overrides),
+            planned_steps=LONG_RUN_STEPS,
         )
 
 
@@ -407,7 +410,7 @@ def first_step_seconds(
 ) -> float | str:
     """From starting the command to its first step's record, or why there is none."""
     run = sitting.work / f"start-{os.getpid()}-{name}"
-    steps = 3 if sitting.is_smoke else 2000
+    steps = 3 if sitting.is_smoke else LONG_RUN_STEPS
     words = [word for each in [*case.settings(steps=steps, stop_after_steps=3), *settings] for word in ("--set", each)]
     started = time.time()
     done = penstock("train", "--data", sitting.data.store, "--out", run, *words, environment=environment)

@@ -25,6 +25,9 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE: dict[str, dict[str, Any]] = {"load": {"batch_size": [256, 512, 1024], "large_tokens": 10**9}}
 WITH_TOKENIZER = ("prepare", "formats", "load", "verify", "tokenize", "near", "rerun", "train")
 
+# Written by benchmarks/gpu_train.py on a machine with a GPU.
+GPU_RESULTS = tuple(f"train-gpu-{section}" for section in ("124m", "350m", "1b", "lora", "start", "resume"))
+
 
 def main() -> int:
     arguments = _arguments()
@@ -63,7 +66,8 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
 
 def render(root: Path) -> None:
     """Renders the result files of a checkout into its pages."""
-    files = [root / "benchmarks" / "results" / f"{name}.json" for name in BENCHMARKS]
+    names = [*BENCHMARKS, *GPU_RESULTS]
+    files = [root / "benchmarks" / "results" / f"{name}.json" for name in names]
     results = [json.loads(file.read_bytes()) for file in files if file.exists()]
     fs.make_folder(root / "docs")
     fs.write_atomic(root / "docs" / "benchmarks.md", page(results).encode())

@@ -25,6 +25,12 @@ _TITLES = {
     "hygiene": "Hygiene of content",
     "near": "Near copies",
     "train": "Training steps",
+    "train-gpu-124m": "Training on a GPU, 124M",
+    "train-gpu-350m": "Training on a GPU, 350M",
+    "train-gpu-1b": "Training on a GPU, 1.1B",
+    "train-gpu-lora": "LoRA on a GPU, 1B-class",
+    "train-gpu-start": "Command to first step on a GPU",
+    "train-gpu-resume": "Deterministic resume on a GPU",
     "import": "Importing the package",
 }
 
@@ -53,7 +59,18 @@ made up, in known formats, planted in ordinary files; whatever is found in the c
     "near": """One core, processor time. Signatures are made of ids in memory; rensa makes them of the same hashes. Who
 stays is timed on made-up signatures. A copy is found when it and its original are at or above the recorded threshold;
 copies whose exact similarity lies within 0.04 of it may fall on either side.""",
-    "train": """The loop as users run it, and the same model, loss and update on one batch over and over.""",
+    "train": """Ours is `penstock train` without a tuning flag. The plain loop and Hugging Face's Trainer train the same
+architecture as it is exported, with the same padded vocabulary, rows and tokens. Ceilings: our loop on one batch that
+is never loaded, and one large product. The model is tiny and the machine a CPU: this proves the code, and nothing is
+promised of it.""",
+    "train-gpu-124m": """Ours is `penstock train` without a tuning flag, told that the run is long. Trainer tuned by
+hand: bf16, TF32, compile, fused AdamW, our batch, 8 workers. All train the same exported architecture, padded
+vocabulary, rows and tokens; the peers don't keep documents apart. MFU is 6N + 12 L d T over the card's dense bf16
+peak.""",
+    "train-gpu-1b": """Float8 is opt-in (`model.float8`); its last training loss is compared with bf16's after the same
+steps.""",
+    "train-gpu-lora": """A model of transformers with the sizes of Llama 3.2 1B, our vocabulary and weights that were
+drawn; rank 16 on every linear layer but the head. The promise is judged against the faster of Trainer + peft's rows.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
 }
 

@@ -46,6 +46,8 @@ class Case:
         has_gpu: whether the peers' settings are those for a GPU.
         workers: of Trainer's loader, tuned by hand.
         timeout_seconds: of one measurement.
+        planned_steps: what ours is told that the run has; it stops after `steps`. Whether compiling pays back, and what
+            else is chosen, depends on a run's length, and a benchmark of a minute stands for a run of hours.
     """
 
     preset: str
@@ -57,12 +59,14 @@ class Case:
     workers: int
     overrides: tuple[str, ...] = ()
     timeout_seconds: float | None = None
+    planned_steps: int | None = None
 
     def settings(self, **changes: Any) -> list[str]:
         """Ours as `--set` would be given."""
         settings = {
             "model.preset": self.preset,
-            "steps": self.steps,
+            "steps": self.planned_steps or self.steps,
+            "stop_after_steps": self.steps if self.planned_steps else "null",
             "batch_rows": self.batch_size,
             "seq_len": self.seq_len,
             "eval_every_steps": "null",
@@ -154,17 +158,24 @@ def subjects_of(case: Case, data: Data) -> list[Subject]:
         our_subject(OURS_UNMASKED, case, data, document_boundaries=False),
         our_subject(SAME_BATCH, case, data, role=Role.CEILING, task="training:same_batch_steps"),
         trainer_subject(TRAINER, case, data, batch_size=TRAINER_DEFAULT_BATCH, arguments={}),
-        Subject(name=MATMUL, role=Role.CEILING, task="training:matmul_rate", settings={}),
+        Subject(name=MATMUL, role=Role.CEILING, task="training:matmul_rate", settings={}, repeats=1),
     ]
 
 
 def our_subject(
     name: str, case: Case, data: Data, *, role: Role = Role.OURS, task: str = "training:train_steps", **changes: Any
 ) -> Subject:
-    """Our trainer, with some settings changed."""
+    """Our trainer, with some settings changed; a ceiling is measured once."""
     overrides = case.settings(**{key.replace("__", "."): value for key, value in changes.items()})
     settings = {"store": data.store, "overrides": overrides, "warm_up_steps": case.warm_up_steps}
-    return Subject(name=name, role=role, task=task, settings=settings, timeout_seconds=case.timeout_seconds)
+    return Subject(
+        name=name,
+        role=role,
+        task=task,
+        settings=settings,
+        repeats=1 if role is Role.CEILING else None,
+        timeout_seconds=case.timeout_seconds,
+    )
 
 
 def shape_of(case: Case, data: Data) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def train_steps(*, store: str, overrides: Sequence[str], warm_up_steps: int = WA
 
     config = load_config(None, overrides)
     clock = StepClock(
-        num_steps=config.num_steps,
+        num_steps=config.stop_after_steps or config.num_steps,
         warm_up_steps=warm_up_steps,
         tokens_per_step=config.batch_rows * config.seq_len,
     )
