@@ -16,6 +16,7 @@ from penstock.train import find_latest
 from .conftest import Order, assert_same_tensors, losses, saved_tensors
 
 NUM_STEPS = 12
+ADAPTER_STEPS = (2, 5, 11)  # each start imports transformers and peft anew, which takes longer than the steps
 SETTINGS = [f"steps={NUM_STEPS}", "checkpoint_every_steps=3", "eval_every_steps=6", "eval_rows=2", "sample_tokens=0"]
 
 
@@ -116,7 +117,7 @@ def test_killed_runs_of_an_adapter_go_on_too(
     settings = [*SETTINGS, *sizes, f"model.pretrained={saved_model('llama')}", *adapter]
     assert order(scratch / "whole", 1, *settings)["said"][0]["status"] == "completed"
     failures = []
-    for step in range(1, NUM_STEPS):
+    for step in ADAPTER_STEPS:
         folder = scratch / str(step)
         assert order(folder, 1, *settings, kill={"rank": 0, "step": step})["exits"] == [-signal.SIGKILL]
         assert order(folder, 1, *settings, resume=True)["said"][0]["status"] == "completed"
@@ -125,7 +126,7 @@ def test_killed_runs_of_an_adapter_go_on_too(
         except AssertionError as error:
             failures.append(f"step {step}: {error}")
     torture_figures(
-        lane="E", case="SIGKILL of an adapter's training after each step: later losses bit-identical",
-        trials=NUM_STEPS - 1, failures=len(failures), exhaustive=True,
+        lane="E", case="SIGKILL of an adapter's training: later losses bit-identical",
+        trials=len(ADAPTER_STEPS), failures=len(failures),
     )  # fmt: skip
     assert failures == []
