@@ -220,6 +220,8 @@ def measure(subject: Subject, outcome: Outcome, *, sitting: Sitting, deadline: f
 def written(sitting: Sitting, result: BenchResult, *, section: str) -> None:
     command = f"python benchmarks/gpu_train.py OUT --only {section}" + (" --smoke" if sitting.is_smoke else "")
     complete = completed(result, command=command)
+    if sitting.is_smoke:  # never to be taken for figures
+        complete["benchmark"] = f"smoke-{result.benchmark}"
     path = write_result(complete, sitting.out)
     print(format_table(complete), f"written to {path}", sep="\n", end="\n\n", flush=True)
 

@@ -70,7 +70,7 @@ peak.""",
     "train-gpu-1b": """Float8 is opt-in (`model.float8`); its last training loss is compared with bf16's after the same
 steps.""",
     "train-gpu-lora": """A model of transformers with the sizes of Llama 3.2 1B, our vocabulary and weights that were
-drawn; rank 16 on every linear layer but the head. The promise is judged against the faster of Trainer + peft's rows.""",
+drawn; rank 16 on every linear layer but the head. The promise is judged against Trainer + peft's faster row.""",
     "import": """Time of a whole process, starting Python included. Less is better.""",
 }
 

@@ -26,6 +26,8 @@ def bench(
         list[int] | None, typer.Option(help="load, train, plan: rows per batch; load takes several.", min=1)
     ] = None,
     seq_len: Annotated[int | None, typer.Option(help="load, train: tokens per row.", min=1)] = None,
+    preset: Annotated[str | None, typer.Option(help="train: size of the built-in model, e.g. small.")] = None,
+    steps: Annotated[int | None, typer.Option(help="train: steps per measurement.", min=1)] = None,
     large_tokens: Annotated[
         int | None, typer.Option(help="load: also open a store of so many drawn tokens.", min=1)
     ] = None,
@@ -51,6 +53,8 @@ def bench(
         "num_batches": num_batches,
         "batch_size": batch_size,
         "seq_len": seq_len,
+        "preset": preset,
+        "steps": steps,
         "large_tokens": large_tokens,
         "skip": skip,
     }
