@@ -18,6 +18,7 @@ from penstock.hashing import digest_of
 from penstock.tokenize import Tokenizer, TokenizerSpec, specification
 
 from .conftest import BYTE_LETTERS, END, byte_level, ids_of, loaded
+from .families import built
 from .test_tokenize_engines import SLOW, UNSPLIT, unigram, word_piece
 
 MERGES = [("a", "b"), ("c", "d"), ("ab", "cd")]
@@ -268,3 +269,15 @@ JSON_VALUES = st.recursive(
 @example({"a": 1.0, "b": [1e16, -2.5e-7]})
 def test_the_quick_digest_is_the_canonical_one(value: dict[str, Any]):
     assert specification._digest(value) == digest_of(value)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Llama-2", "Gemma", "BERT", "T5"])
+def test_estimated_bytes_of_tokens_add_up_to_about_the_text(family):
+    tokenizer = built(family)
+    text = "the cat sat on the mat and looked at the dog in the garden near the house " * 4
+    ids, _ = tokenizer.encode([text.encode()])
+    estimate = int(tokenizer.estimated_byte_lengths()[ids].sum())
+    # WordPiece drops the spaces; SentencePiece may add one in front.
+    assert 0.7 * len(text) <= estimate <= len(text) + 2
+    if tokenizer.spec.is_byte_level:
+        assert estimate == len(text)

@@ -35,6 +35,7 @@ END_TOKEN_NAMES = (
     "[SEP]",
 )
 
+_BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 _LOOKS_LIKE_FLOAT = re.compile(rb"[:,\[]-?[0-9]+[.eE]")
 _CONTROL_LIKE = re.compile(
     r"<\|.*\|>|<｜.*｜>|\[/?[A-Z][A-Z_0-9]*\]"
@@ -191,6 +192,25 @@ class TokenizerSpec:
         lengths = np.fromiter((len(data) for data in self.token_bytes), dtype=np.int32, count=self.vocab_size)
         lengths[[*self.control_tokens.values(), self.end_id, *self.begin_ids]] = 0
         return lengths
+
+    @cached_property
+    def estimated_byte_lengths(self) -> npt.NDArray[np.int32]:
+        """`token_byte_lengths`, of any vocabulary: where tokens have no exact bytes, those of their text.
+
+        What a normalizer changed or a decoder adds isn't in it, so figures made with it are estimates.
+        """
+        if self.is_byte_level:
+            return self.token_byte_lengths
+        lengths = np.zeros(self.vocab_size, np.int32)
+        for text, token in {**_vocabulary(self.encoder), **self.kept_tokens}.items():
+            lengths[token] = 1 if _BYTE_TOKEN.fullmatch(text) else len(_shown(text).encode())
+        lengths[[*self.control_tokens.values(), self.end_id, *self.begin_ids]] = 0
+        return lengths
+
+
+def _shown(token: str) -> str:
+    """The text of a token without the marks of SentencePiece and WordPiece."""
+    return token.removeprefix("##").replace("\u2581", " ")
 
 
 def _digest(value: Any) -> str:

@@ -120,8 +120,12 @@ class Tokenizer:
         return text
 
     def token_byte_lengths(self) -> npt.NDArray[np.int32]:
-        """Bytes each id stands for; 0 for controls."""
+        """Bytes each id stands for; 0 for controls. Refused where tokens have no exact bytes."""
         return self.spec.token_byte_lengths
+
+    def estimated_byte_lengths(self) -> npt.NDArray[np.int32]:
+        """The same of any vocabulary, estimated where tokens have no exact bytes."""
+        return self.spec.estimated_byte_lengths
 
     def describe(self) -> dict[str, Any]:
         """Facts for people and records; only `digest` identifies it."""

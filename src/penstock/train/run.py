@@ -190,7 +190,7 @@ def assemble(
         optimizer=optimizer,
         loader=loader,
         prompt_ids=_prompt_ids(next(iter(data.held_out.values()), data.first_plan)),
-        token_byte_lengths=torch.from_numpy(data.tokenizer.token_byte_lengths()).to(device),
+        token_byte_lengths=torch.from_numpy(data.tokenizer.estimated_byte_lengths()).to(device),
         choices=choices,
         autocast=autocast_of(choices),
         interruption=interruption,

@@ -44,7 +44,7 @@ class ScoredModel:
 
     def score(self, plan: Plan, *, document_boundaries: bool) -> Evaluation | None:
         """Scores every row of the plan; None if no target with bytes is among them."""
-        lengths = torch.from_numpy(plan.store.tokenizer().token_byte_lengths()).to(self.device)
+        lengths = torch.from_numpy(plan.store.tokenizer().estimated_byte_lengths()).to(self.device)
         row_bytes = plan.seq_len * self.model.padded_vocab_size * 4
         rows = max(1, LOGITS_LIMIT_BYTES // row_bytes)
         return evaluate(
