@@ -14,7 +14,14 @@ from penstock.train.start import Progress
 from .conftest import Train, events, losses
 
 # A learning rate this high makes the held-out loss rise soon.
-SPOILED = ("learning_rate=3", "warmup_steps=4", "steps=40", "eval_every_steps=2", "schedule=constant", "sample_tokens=0")
+SPOILED = (
+    "learning_rate=3",
+    "warmup_steps=4",
+    "steps=40",
+    "eval_every_steps=2",
+    "schedule=constant",
+    "sample_tokens=0",
+)
 
 
 def evaluations(folder: Path) -> list[dict[str, Any]]:
