@@ -79,3 +79,22 @@ def test_fields_are_named_and_mistakes_too(penstock, chatml_folder: Path, tmp_pa
     failed.assert_one_error()
     assert "<|begin_of_text|>" in failed.err
     assert not (tmp_path / "other").exists()
+
+
+def test_only_changed_records_are_encoded_again(penstock, chatml_folder: Path, tmp_path: Path):
+    """Loss runs are taken over with the tokens: their hash covers how a record is divided."""
+    rows = EXPERTS["sql"]
+    options = ["--tokenizer", chatml_folder, "--template", "tokenizer", "--json"]
+    write_jsonl(tmp_path / "chat.jsonl", rows)
+    penstock("prepare", "chat.jsonl", "--out", "s", *options)
+    changed = {"messages": [{"role": "user", "content": "New?"}, {"role": "assistant", "content": "SELECT 1;"}]}
+    write_jsonl(tmp_path / "chat.jsonl", [*rows[:3], changed, *rows[4:]])
+    again = penstock("prepare", "chat.jsonl", "--out", "s", *options).json
+    fresh = penstock("prepare", "chat.jsonl", "--out", "fresh", *options).json
+    assert again["documents_reused"] == len(rows) - 1
+    assert (again["version"], again["digest"]) == (2, fresh["digest"])
+    assert penstock("verify", "s", "--json").json["ok"]
+    with open_store(tmp_path / "s") as mixed, open_store(tmp_path / "fresh") as whole:
+        for name in ("loss_documents", "loss_starts", "loss_runs"):
+            assert mixed.arrays[name].tolist() == whole.arrays[name].tolist()
+        assert len(mixed.arrays["loss_documents"]) == len(rows)

@@ -66,7 +66,11 @@ def test_a_stopped_run_goes_on_to_the_same_losses(finished_run, penstock, store_
     out, _ = finished_run
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     store = out / "store"
-    penstock("train", "--data", store, "--out", whole, *TINY)
+    printed = penstock("train", "--data", store, "--out", whole, *TINY).stderr
+    table = {line.split()[0]: line for line in printed.partition("step ")[0].splitlines()}
+    assert "measured gain" in table["choice"]
+    assert "torch finds no usable GPU" in table["device"] or "as set" in table["device"]
+    assert {"micro_batch_rows", "attention", "loss_kernel", "optimizer", "compile"} <= set(table)
     penstock("train", "--data", store, "--out", cut, *TINY, "--set", "stop_after_steps=5", expect=130)
     penstock("train", "--data", store, "--out", cut, *TINY, "--resume")
 

@@ -2,7 +2,7 @@
 
 Rows of the plan go out in three ways. On the wire: tokens in store width with loss mask and document borders, as they
 travel to a device. As torch tokens: int64 and nothing else, which is what the peers give. Complete: int64 inputs,
-labels and positions, for which a peer's tokens are completed by our own functions. The first pass of a fresh process
+labels and positions, for which a peer's tokens are completed in plain numpy. The first pass of a fresh process
 checks every block of the store; later ones don't have to. Single figures stand beside the rates: resume at step 10^9, a
 store of 10^9 tokens opened, memory estimated and measured, how well the order shuffles.
 """

@@ -43,7 +43,7 @@ memory, datatrove as JSONL, and pack nothing.""",
     "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. The first
 pass of a process checks every block of the store. Everybody gives the same concat rows of T + 1 tokens (only our
 best-fit row has others), shuffled; a row counts as T. Peers give int64 tokens and nothing else; for the rows "torch
-int64 tokens, labels and positions" theirs are completed by the functions that our loader uses, which find documents at
+int64 tokens, labels and positions" theirs are completed in plain numpy or PyTorch, as their users would do it, from
 the end tokens. Where there is a GPU, batches count when they are on it. The first batch of a pass isn't in its rate.
 Promises are judged on our loader as users get it, filled ahead by a thread, at the first batch size, against the
 fastest row of any peer. Neighbours: two rows beside each other in the store; 1/3 of a pass apart where the order is

@@ -97,21 +97,31 @@ def _clock(seconds: float) -> str:
 
 
 @contextmanager
-def shown_records(*, verbose: bool) -> Iterator[Callable[[Record], None]]:
-    """What to hand each record to."""
+def shown_records(choices: Callable[[], list[tuple[str, ...]]] | None) -> Iterator[Callable[[Record], None]]:
+    """What to hand each record to. `choices` gives the rows of the table that comes before the first step, if any."""
     if sys.stderr.isatty():
         with _live_table() as (draw, say):
-            yield _taking(draw, say, verbose=verbose)
+            yield _taking(draw, say, choices)
     else:
-        yield _taking(_print_tenths, note, verbose=verbose)
+        yield _taking(_print_tenths, note, choices)
 
 
-def _taking(draw: Callable[[Figures], None], say: Callable[[str], None], *, verbose: bool) -> Callable[[Record], None]:
+def _taking(
+    draw: Callable[[Figures], None],
+    say: Callable[[str], None],
+    choices: Callable[[], list[tuple[str, ...]]] | None,
+) -> Callable[[Record], None]:
     figures = Figures()
+    is_to_come = choices is not None
 
     def take(record: Record) -> None:
+        nonlocal is_to_come
+        if is_to_come and choices is not None and record["kind"] == "step":
+            is_to_come = False
+            for line in _in_columns(choices()):
+                say(line)
         figures.take(record)
-        text = _said(record, verbose=verbose)
+        text = _said(record)
         if text is not None:
             say(text)
         if record["kind"] in ("step", "evaluation"):
@@ -120,7 +130,14 @@ def _taking(draw: Callable[[Figures], None], say: Callable[[str], None], *, verb
     return take
 
 
-def _said(record: Record, *, verbose: bool) -> str | None:
+def _in_columns(rows: list[tuple[str, ...]]) -> list[str]:
+    """Rows as lines, the columns aligned; the last one, of any length, comes last."""
+    safe = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*safe, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in safe]
+
+
+def _said(record: Record) -> str | None:
     """What is told of a record beside the table."""
     kind = record["kind"]
     if kind == "evaluation":
@@ -135,8 +152,6 @@ def _said(record: Record, *, verbose: bool) -> str | None:
         )
     if kind == "event":
         return one_line(record["message"])
-    if kind == "choice" and verbose:
-        return one_line(f"{record['name']}: {record['value']} ({record['reason']})")
     return None
 
 

@@ -35,7 +35,12 @@ Settings = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a setting, e.g. steps=500; repeatable.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the run's manifest as one JSON object.")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print every choice with its reason, and every event.")]
+Verbose = Annotated[
+    bool,
+    typer.Option(
+        "--verbose", "-v", help="Print what became of each key of a foreign config; of `run`, every choice too."
+    ),
+]
 
 SAMPLE_ROWS = 4
 INTERRUPTED_EXIT = 130
@@ -107,7 +112,7 @@ def train(
             log = stack.enter_context(_recorded(out, loaded))
             stores = _expert_stores(loaded, adaptation, out, log, stack, resume=resume, cache=cache, verbose=verbose)
         first = next(iter(stores.values()))
-        result = _train(loaded, first, out, log, resume=resume, mixed_with=stores, verbose=verbose)
+        result = _train(loaded, first, out, log, resume=resume, mixed_with=stores, shows_choices=not json_output)
     _finish(out, result, json_output=json_output)
 
 
@@ -156,7 +161,7 @@ def run(
             log = stack.enter_context(_recorded(folder, loaded))
             stores = _expert_stores(loaded, adaptation, folder, log, stack, resume=resume, verbose=verbose)
             first = next(iter(stores.values()))
-            result = _train(loaded, first, folder, log, resume=resume, mixed_with=stores, verbose=verbose)
+            result = _train(loaded, first, folder, log, resume=resume, mixed_with=stores, shows_choices=verbose)
         _finish(folder, result, json_output=json_output)
         return
     if not json_output:
@@ -165,7 +170,7 @@ def run(
         record_adapted(adaptation, log, verbose=verbose)
         _prepare(words, folder / "store", tokenizer, log, adaptation)
         with _opened(str(folder / "store"), folder, resume=resume) as store:
-            result = _train(loaded, store, folder, log, resume=resume, verbose=verbose)
+            result = _train(loaded, store, folder, log, resume=resume, shows_choices=verbose)
     _finish(folder, result, json_output=json_output)
 
 
@@ -304,7 +309,7 @@ def _train(
     log: RunLog,
     *,
     resume: bool,
-    verbose: bool = False,
+    shows_choices: bool,
     mixed_with: Mapping[str, Store] | None = None,
 ) -> TrainResult:
     from penstock import fs
@@ -314,7 +319,8 @@ def _train(
         return train_model(config, store, folder, log, resume=resume, mixed_with=mixed_with)
     _record_data(config, store, log, mixed_with or {store.path.name: store})
     fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
-    with log.phase("train") as detail, shown_records(verbose=verbose) as show:
+    choices = (lambda: _table_of_choices(folder, log)) if shows_choices else None
+    with log.phase("train") as detail, shown_records(choices) as show:
         result = train_model(
             config,
             store,
@@ -330,6 +336,16 @@ def _train(
             detail["best_checkpoint"] = result.best_checkpoint.relative_to(folder).as_posix()
     log.append("end", status=result.status, message="")
     return result
+
+
+def _table_of_choices(folder: Path, log: RunLog) -> list[tuple[str, ...]]:
+    """What the run computes with and why, as its records have it; the reasons, of any length, last."""
+    from penstock.runlog import read_records
+    from penstock.train.tuning import COLUMNS, choice_rows
+
+    log.flush()
+    rows = [COLUMNS, *choice_rows(read_records(folder))]
+    return [(name, value, gain, reason) for name, value, reason, gain in rows]
 
 
 def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping[str, Store]) -> None:

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock.load.recycling import recycled_empty
+
 if TYPE_CHECKING:
     import torch
 
@@ -59,11 +61,12 @@ def position_ids(
     borders = _inside(cu_seqlens, shape, first_row)
     inside_row = np.flatnonzero(borders % shape[1])  # every row begins with a border
     if len(inside_row) * LONG_PART > shape[0] * shape[1]:
-        steps = np.ones(shape[0] * shape[1], dtype)
+        steps = recycled_empty((shape[0] * shape[1],), dtype)
+        steps.fill(1)
         steps[borders] = 1 - np.diff(borders, prepend=-1)
         return np.cumsum(steps, out=steps).reshape(shape)
     counted = np.arange(shape[1], dtype=dtype)
-    made = np.empty(shape, dtype)
+    made = recycled_empty(shape, dtype)
     made[:] = counted
     flat = made.reshape(-1)
     ends = np.append(borders, shape[0] * shape[1])[inside_row + 1]
@@ -76,7 +79,8 @@ def labels(
     tokens: npt.NDArray[Any], loss_mask: npt.NDArray[np.bool_], *, dtype: npt.DTypeLike = np.int64
 ) -> npt.NDArray[Any]:
     """[B, T]: the next token, or -100 where it doesn't count."""
-    made = tokens[:, 1:].astype(dtype)
+    made = recycled_empty(loss_mask.shape, dtype)
+    made[:] = tokens[:, 1:]
     made[~loss_mask] = IGNORED_LABEL
     return made
 

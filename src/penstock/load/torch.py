@@ -22,6 +22,7 @@ from penstock.load.gather import Batch, Gatherer
 from penstock.load.loader import Loader
 from penstock.load.materialise import IGNORED_LABEL, labels, position_ids
 from penstock.load.mixed import MixedLoader
+from penstock.load.recycling import recycled_empty
 from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
 from penstock.load.wrapping import WrappedLoader
 from penstock.pack import Plan
@@ -193,8 +194,10 @@ def on_device(batch: Batch, device: torch.device) -> TorchBatch:
     host_mask = batch.loss_mask.copy()
     if device.type == "cpu":
         # numpy widens on this thread; PyTorch would wake its thread pool for a copy of a few microseconds.
+        tokens = recycled_empty(batch.tokens.shape, np.int64)
+        tokens[:] = batch.tokens
         return TorchBatch(
-            tokens=torch.from_numpy(batch.tokens.astype(np.int64)),
+            tokens=torch.from_numpy(tokens),
             loss_mask=torch.from_numpy(host_mask),
             cu_seqlens=torch.from_numpy(batch.cu_seqlens.copy()),
             host_mask=host_mask,

@@ -17,7 +17,6 @@ import pyarrow as pa
 
 from penstock.errors import DamagedStoreError
 from penstock.hashing import STRONG_HASH_BYTES, token_hash
-from penstock.sources import Document
 from penstock.store.layout import BLOCK_BYTES, DOCUMENTS_COLUMNS, SegmentEntry
 from penstock.store.reader import Segment, Store
 from penstock.store.writer import DOCUMENT_SCHEMA, arrow_array
@@ -30,7 +29,7 @@ Place = tuple[str | None, int, int, bytes, list[int] | None]
 
 
 class KnownDocuments:
-    """The plain documents of a version, by content, when its tokenizer is the same.
+    """The documents of a version, by content, when its tokenizer is the same.
 
     Attributes:
         segments: the version's segments by name; empty when nothing of it can be used.
@@ -51,17 +50,17 @@ class KnownDocuments:
         if self._store is not None and self._sorted is None:
             contents = self._store.provenance()["content_hash"].combine_chunks()
             hashes = np.frombuffer(contents.buffers()[1], f"S{STRONG_HASH_BYTES}")[contents.offset :][: len(contents)]
-            self._sorted = _SortedHashes(hashes, without=self._store.arrays["loss_documents"])
+            self._sorted = _SortedHashes(hashes)
 
-    def find_all(self, documents: Sequence[Document], contents: Sequence[bytes]) -> list[Place | None]:
+    def find_all(self, contents: Sequence[bytes]) -> list[Place | None]:
         """Where each document was stored before, or None."""
         if self._store is None:
-            return [None] * len(documents)
+            return [None] * len(contents)
         self.load()
-        return [self._find(document, content) for document, content in zip(documents, contents, strict=True)]
+        return [self._find(content) for content in contents]
 
-    def _find(self, document: Document, content: bytes) -> Place | None:
-        number = self._sorted.find(content) if self._sorted is not None and document.is_plain else None
+    def _find(self, content: bytes) -> Place | None:
+        number = self._sorted.find(content) if self._sorted is not None else None
         if number is None or self._store is None:
             return None
         try:
@@ -70,19 +69,19 @@ class KnownDocuments:
             self.damaged += 1  # encoded again, so that the damage ends with the version that has it
             return None
         segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
-        return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), None
+        # The hash of a document of parts covers which of them carry loss, so equal hashes mean equal runs.
+        (loss_runs,) = _loss_runs(self._store, np.array([number]))
+        return self._store.manifest.segments[segment].name, offset, length, token_hash(tokens), loss_runs
 
 
 class _SortedHashes:
     """Finds a document by its content hash: 16 bytes of memory each, where a dictionary takes 150 and half a second."""
 
-    def __init__(self, hashes: npt.NDArray[np.bytes_], *, without: npt.NDArray[Any]) -> None:
+    def __init__(self, hashes: npt.NDArray[np.bytes_]) -> None:
         self._hashes = hashes
         words = hashes.view("<u8").reshape(len(hashes), -1)[:, 0]
-        numbers = np.setdiff1d(np.arange(len(hashes)), without, assume_unique=True) if len(without) else None
-        chosen = words if numbers is None else words[numbers]
-        order = np.argsort(chosen, kind="stable")
-        self._words, self._numbers = chosen[order], order if numbers is None else numbers[order]
+        self._numbers = np.argsort(words, kind="stable")
+        self._words = words[self._numbers]
 
     def find(self, content: bytes) -> int | None:
         """The number of a document with this content, or None."""

@@ -442,7 +442,7 @@ class _Job:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
         documents, contents = read.text.documents, read.content_hashes
         damaged_before = self._known.damaged
-        known = self._known.find_all(documents, contents)
+        known = self._known.find_all(contents)
         fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
         room = self._rooms.borrow()
         payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)

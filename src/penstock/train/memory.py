@@ -19,6 +19,7 @@ from torch import Tensor
 
 from penstock.errors import TrainingError
 from penstock.load.torch import TorchBatch
+from penstock.train.choices import halved
 from penstock.train.loss import add_gradients
 from penstock.train.optimizer import allocate_state
 from penstock.train.run import Run
@@ -85,10 +86,10 @@ def _take_smaller_pieces(run: Run, batch: TorchBatch, reason: str) -> None:
     if run.choices.device == "cuda":
         torch.cuda.empty_cache()
     rows = min(run.choices.micro_batch_rows, len(batch))
-    if rows == 1:
+    choices = halved(replace(run.choices, micro_batch_rows=rows))
+    if choices is None:
         raise _too_large(run, reason, rows=rows)
-    run.choices = replace(run.choices, micro_batch_rows=-(-rows // 2))
-    smaller = run.choices.micro_batch_rows
+    run.choices, smaller = choices, choices.micro_batch_rows
     run.tell(
         "event",
         message=f"out of memory with {rows} rows at a time: the same step again with {smaller}, "
