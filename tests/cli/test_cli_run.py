@@ -66,7 +66,7 @@ def test_a_stopped_run_goes_on_to_the_same_losses(finished_run, penstock, store_
     out, _ = finished_run
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     store = out / "store"
-    printed = penstock("train", "--data", store, "--out", whole, *TINY).stderr
+    printed = penstock("train", "--data", store, "--out", whole, *TINY).err
     table = {line.split()[0]: line for line in printed.partition("step ")[0].splitlines()}
     assert "measured gain" in table["choice"]
     assert "torch finds no usable GPU" in table["device"] or "as set" in table["device"]
