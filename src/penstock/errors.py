@@ -145,8 +145,14 @@ class DiskError(PenstockError):
         return cls(f"{doing}{where} failed: {error.strerror or error}", hint=hint)
 
 
+MOST_NAMES = 16
+
+
 def nearest_first(name: str, known: Iterable[str]) -> str:
     """The known names as one string, those most like `name` first: for messages about an unknown name."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=max(1, len(names)), cutoff=0.4)
-    return ", ".join([*close, *(other for other in names if other not in close)])
+    ordered = [*close, *(other for other in names if other not in close)]
+    # A hint is one line: of many names the unlikely ones help nobody.
+    shown = ordered if len(ordered) <= MOST_NAMES else [*ordered[:MOST_NAMES], f"and {len(ordered) - MOST_NAMES} more"]
+    return ", ".join(shown)
