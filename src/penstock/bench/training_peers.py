@@ -16,10 +16,9 @@ import numpy as np
 from penstock import fs
 from penstock.bench.step_clock import StepClock
 from penstock.store import open_store
+from penstock.train.shape import ModelShape
 
 __all__ = ["peft_steps", "plain_loop_steps", "trainer_steps", "write_base_model", "write_tokens"]
-
-DOCUMENTS_PER_PIECE = 1024
 
 
 def write_tokens(*, store: str, out: str) -> dict[str, Any]:
@@ -34,21 +33,9 @@ def llama_config(shape: dict[str, Any]) -> Any:
     """Our decoder's sizes as transformers' config."""
     from transformers import LlamaConfig
 
-    return LlamaConfig(
-        vocab_size=shape["padded_vocab_size"],
-        hidden_size=shape["hidden_size"],
-        intermediate_size=shape["feed_forward_size"],
-        num_hidden_layers=shape["num_layers"],
-        num_attention_heads=shape["num_heads"],
-        num_key_value_heads=shape["num_kv_heads"],
-        max_position_embeddings=shape["max_positions"],
-        rms_norm_eps=shape["norm_eps"],
-        rope_parameters={"rope_type": "default", "rope_theta": shape["rope_theta"]},
-        tie_word_embeddings=shape["tie_embeddings"],
-        use_cache=False,
-        bos_token_id=None,
-        eos_token_id=None,
-    )
+    from penstock.train.export import llama_config as exported_config
+
+    return LlamaConfig(**exported_config(ModelShape(**shape), end_id=None), use_cache=False)
 
 
 def _llama(shape: dict[str, Any]) -> Any:
@@ -60,7 +47,6 @@ def _llama(shape: dict[str, Any]) -> Any:
 
 def _flops(shape: dict[str, Any], seq_len: int) -> float:
     from penstock.train.model import flops_per_token
-    from penstock.train.shape import ModelShape
 
     return flops_per_token(ModelShape(**shape), seq_len)
 

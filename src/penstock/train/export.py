@@ -35,7 +35,7 @@ from penstock.train.pretrained import PretrainedModel
 from penstock.train.run import TOKENIZER_NAME
 from penstock.train.shape import ModelShape
 
-__all__ = ["MODEL_FORMATS", "ModelExport", "export_model", "facts_of"]
+__all__ = ["MODEL_FORMATS", "ModelExport", "export_model", "facts_of", "llama_config"]
 
 MODEL_FORMATS = ("transformers", "peft")
 
@@ -143,7 +143,7 @@ def _write_whole(folder: ExportFolder, model: LanguageModel, checkpoint: Checkpo
         config = {**json.loads(causal.config.to_json_string()), "dtype": "float32"}
         tensors: Mapping[str, Tensor] = {**dict(causal.named_parameters()), **_kept_buffers(causal)}
     else:
-        config = _llama_config(model.shape, end_id=end_id)
+        config = llama_config(model.shape, end_id=end_id)
         tensors = dict(model.named_parameters())
     _write_tensors(folder, "model.safetensors", tensors)
     folder.write_json("config.json", config)
@@ -157,7 +157,7 @@ def _kept_buffers(causal: Any) -> dict[str, Tensor]:
     return {name: buffer for name, buffer in causal.named_buffers() if name in state}
 
 
-def _llama_config(shape: ModelShape, *, end_id: int) -> dict[str, Any]:
+def llama_config(shape: ModelShape, *, end_id: int | None) -> dict[str, Any]:
     """The built-in decoder in transformers' words; `rope_theta` by itself is how versions before 5 spell it."""
     return {
         "architectures": ["LlamaForCausalLM"],

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.train.adapters.common_rules import MAX_GRAD_NORM, compiled, read_together, refused_if_true
 from penstock.train.adapters.rules import (
     ANYTHING,
     COUNT,
@@ -98,7 +99,7 @@ ROOT = (
         name="schema_version",
         kind=one_of("1.0", "2.0"),
         effect="which schema the rest is read by; absent: 1.0",
-        adapt=lambda value, _: {},
+        adapt=read_together,
     ),
     Rule(name="name", kind=TEXT, effect="the name of the prepared data", sets="data.name"),
     Rule(
@@ -145,9 +146,9 @@ BASE_MODEL = (
         name="name",
         kind=TEXT,
         effect="`model.pretrained`; a folder if there is one (seen from the manifest, then from here), else a hub id",
-        adapt=lambda value, _: {},
+        adapt=read_together,
     ),
-    Rule(name="path", kind=TEXT, effect="as `name`, and before it", adapt=lambda value, _: {}),
+    Rule(name="path", kind=TEXT, effect="as `name`, and before it", adapt=read_together),
     Rule(
         name="quantization",
         kind=one_of("int4", "nf4", "int8", "fp16", "bf16", "none"),
@@ -277,10 +278,10 @@ DATASET = (
 )
 
 TASK = (
-    Rule(name="train", kind=TEXT, effect="split `train` of the task's store", adapt=lambda value, _: {}),
-    Rule(name="valid", kind=TEXT, effect="split `val`; absent: a tenth of `train`, by hash", adapt=lambda value, _: {}),
-    Rule(name="test", kind=TEXT, effect="split `test`", adapt=lambda value, _: {}),
-    Rule(name="weight", kind=NUMBER, effect="`mix`: how often its rows come; absent: 1", adapt=lambda value, _: {}),
+    Rule(name="train", kind=TEXT, effect="split `train` of the task's store", adapt=read_together),
+    Rule(name="valid", kind=TEXT, effect="split `val`; absent: a tenth of `train`, by hash", adapt=read_together),
+    Rule(name="test", kind=TEXT, effect="split `test`", adapt=read_together),
+    Rule(name="weight", kind=NUMBER, effect="`mix`: how often its rows come; absent: 1", adapt=read_together),
 )
 
 
@@ -417,12 +418,7 @@ CONFIG = (
         adapt=_schedule,
     ),
     Rule(name="weight_decay", kind=NUMBER, effect="`weight_decay`", sets="weight_decay"),
-    Rule(
-        name="max_grad_norm",
-        kind=NUMBER,
-        effect="`max_grad_norm`; 0: no clipping",
-        adapt=lambda value, _: {"max_grad_norm": value or None},
-    ),
+    MAX_GRAD_NORM,
     Rule(name="adam_beta1", kind=SHARE, effect="`betas`", adapt=lambda value, section: _betas(section)),
     Rule(name="adam_beta2", kind=SHARE, effect="`betas`", adapt=lambda value, section: _betas(section)),
     Rule(name="adam_epsilon", kind=NUMBER, effect="`eps`", sets="eps"),
@@ -444,13 +440,7 @@ CONFIG = (
         ),
     ),
     _precision("bf16", "bfloat16"),
-    Rule(
-        name="fp16",
-        kind=FLAG,
-        idle="false: as always",
-        refusal="float16 needs loss scaling; bf16 does without",
-        adapt=lambda value, _: Verdict.REFUSED if value else Verdict.IDLE,
-    ),
+    refused_if_true("fp16", "float16 needs loss scaling; bf16 does without"),
     Rule(name="use_tf32", kind=FLAG, effect="`tf32`", sets="tf32"),
     Rule(name="tf32", kind=FLAG, effect="`tf32`", sets="tf32"),
     Rule(
@@ -469,21 +459,10 @@ CONFIG = (
     ),
     Rule(name="memory_efficient_attention", kind=FLAG, idle="every kernel offered is: none keeps the matrix of scores"),
     Rule(name="memory_clear_every", kind=WHOLE, idle="memory isn't given back during a run; that only costs time"),
-    Rule(
-        name="torch_compile",
-        kind=FLAG,
-        effect="`compile`: blocks; false: off",
-        adapt=lambda value, _: {"compile": "blocks" if value else "off"},
-    ),
+    compiled("torch_compile"),
     Rule(name="torch_compile_backend", kind=one_of("inductor"), idle="inductor is the only one"),
     Rule(name="torch_compile_mode", kind=TEXT, idle="blocks are compiled in the default mode"),
-    Rule(
-        name="use_cuda_graphs",
-        kind=FLAG,
-        idle="false: as always",
-        refusal="CUDA graphs aren't offered",
-        adapt=lambda value, _: Verdict.REFUSED if value else Verdict.IDLE,
-    ),
+    refused_if_true("use_cuda_graphs", "CUDA graphs aren't offered"),
     Rule(name="cuda_graph_warmup_steps", kind=WHOLE, idle="CUDA graphs aren't used"),
     Rule(
         name="optim",
@@ -532,13 +511,7 @@ CONFIG = (
         refusal="the best is the one of the lowest held-out loss",
         adapt=lambda value, _: Verdict.IDLE if value in ("eval_loss", "loss") else Verdict.REFUSED,
     ),
-    Rule(
-        name="greater_is_better",
-        kind=FLAG,
-        idle="false: of a loss, less is better",
-        refusal="of a loss, less is better",
-        adapt=lambda value, _: Verdict.REFUSED if value else Verdict.IDLE,
-    ),
+    refused_if_true("greater_is_better", "of a loss, less is better", idle="false: of a loss, less is better"),
     Rule(name="early_stopping_patience", kind=COUNT, effect="`patience`", sets="patience"),
     Rule(
         name="early_stopping_threshold",
@@ -563,13 +536,7 @@ CONFIG = (
     ),
     Rule(name="bnb_4bit_compute_dtype", kind=one_of("bfloat16", "float16", "float32"), idle="`dtype` says it"),
     Rule(name="bnb_4bit_use_double_quant", kind=FLAG, idle="scales of 4-bit weights are as bitsandbytes keeps them"),
-    Rule(
-        name="trust_remote_code",
-        kind=FLAG,
-        idle="false: as always",
-        refusal="data and models are never code here",
-        adapt=lambda value, _: Verdict.REFUSED if value else Verdict.IDLE,
-    ),
+    refused_if_true("trust_remote_code", "data and models are never code here"),
 )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.train.adapters.adaptation import Adaptation
+from penstock.train.adapters.common_rules import MAX_GRAD_NORM, compiled
 from penstock.train.adapters.rules import (
     COUNT,
     FLAG,
@@ -108,12 +109,7 @@ RULES = (
     Rule(name="lr", kind=NUMBER, effect="`learning_rate`", sets="learning_rate"),
     Rule(name="warmup_steps", kind=WHOLE, effect="`warmup_steps`", sets="warmup_steps"),
     Rule(name="weight_decay", kind=NUMBER, effect="`weight_decay`", sets="weight_decay"),
-    Rule(
-        name="max_grad_norm",
-        kind=NUMBER,
-        effect="`max_grad_norm`; 0: no clipping",
-        adapt=lambda value, _: {"max_grad_norm": value or None},
-    ),
+    MAX_GRAD_NORM,
     Rule(name="seed", kind=WHOLE, effect="`seed`", sets="seed"),
     Rule(
         name="mixed_precision",
@@ -130,12 +126,7 @@ RULES = (
         effect="`optimizer`: adamw-8bit; false: adamw",
         adapt=lambda value, _: {"optimizer": "adamw-8bit" if value else "adamw"},
     ),
-    Rule(
-        name="compile",
-        kind=FLAG,
-        effect="`compile`: blocks; false: off",
-        adapt=lambda value, _: {"compile": "blocks" if value else "off"},
-    ),
+    compiled("compile"),
     Rule(
         name="no_compile",
         kind=FLAG,

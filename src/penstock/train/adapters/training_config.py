@@ -14,6 +14,7 @@ from typing import Any
 from penstock.errors import ConfigError, nearest_first
 from penstock.hardware import Hardware
 from penstock.train.adapters.adaptation import Adaptation
+from penstock.train.adapters.common_rules import MAX_GRAD_NORM, read_together
 from penstock.train.adapters.rules import (
     COUNT,
     FLAG,
@@ -80,17 +81,17 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             name="base_learning_rate",
             kind=NUMBER,
             effect="`learning_rate` = this × batch / `batch_size_reference`",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
-        Rule(name="batch_size_reference", kind=COUNT, effect="scales `learning_rate`", adapt=lambda value, _: {}),
-        Rule(name="batch_size_large", kind=COUNT, effect=_BATCH, adapt=lambda value, _: {}),
-        Rule(name="batch_size_medium", kind=COUNT, effect=_BATCH, adapt=lambda value, _: {}),
-        Rule(name="batch_size_small", kind=COUNT, effect=_BATCH, adapt=lambda value, _: {}),
+        Rule(name="batch_size_reference", kind=COUNT, effect="scales `learning_rate`", adapt=read_together),
+        Rule(name="batch_size_large", kind=COUNT, effect=_BATCH, adapt=read_together),
+        Rule(name="batch_size_medium", kind=COUNT, effect=_BATCH, adapt=read_together),
+        Rule(name="batch_size_small", kind=COUNT, effect=_BATCH, adapt=read_together),
         Rule(
             name="gradient_accumulation_steps",
             kind=COUNT,
             effect="`batch_rows` = this × the batch",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
         Rule(name="warmup_ratio", kind=SHARE, effect="`warmup_ratio`", sets="warmup_ratio"),
         Rule(
@@ -98,30 +99,25 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             kind=WHOLE,
             effect="`warmup_steps_min`",
             idle="`override_min_warmup` is true",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
         Rule(name="warmup_steps_max", kind=WHOLE, effect="`warmup_steps_max`", sets="warmup_steps_max"),
         Rule(name="weight_decay", kind=NUMBER, effect="`weight_decay`", sets="weight_decay"),
-        Rule(
-            name="max_grad_norm",
-            kind=NUMBER,
-            effect="`max_grad_norm`; 0: no clipping",
-            adapt=lambda value, _: {"max_grad_norm": value or None},
-        ),
+        MAX_GRAD_NORM,
         Rule(
             name="num_workers",
             kind=WHOLE,
             effect="`run`: worker processes of `prepare`, at most",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
-        Rule(name="num_workers_min", kind=WHOLE, effect="of them, at least", adapt=lambda value, _: {}),
-        Rule(name="num_workers_max", kind=WHOLE, effect="of them, at most", adapt=lambda value, _: {}),
+        Rule(name="num_workers_min", kind=WHOLE, effect="of them, at least", adapt=read_together),
+        Rule(name="num_workers_max", kind=WHOLE, effect="of them, at most", adapt=read_together),
         Rule(name="pin_memory", kind=FLAG, idle="buffers are pinned wherever there is a GPU"),
         Rule(
             name="validation_split",
             kind=SHARE,
             effect="`run`: the share of split `val`; with `train` the store has its splits already",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
         Rule(name="patience", kind=COUNT, effect="`patience`", sets="patience"),
         Rule(name="min_delta", kind=NUMBER, effect="`min_delta`", sets="min_delta"),
@@ -140,7 +136,7 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             name="override_min_warmup",
             kind=FLAG,
             effect="true: the ratio decides, whatever `warmup_steps_min`",
-            adapt=lambda value, _: {},
+            adapt=read_together,
         ),
     ),
     "hardware_monitoring": (
@@ -150,9 +146,9 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             effect="`hardware_interval_seconds`",
             sets="hardware_interval_seconds",
         ),
-        Rule(name="gpu_memory_threshold_large_gb", kind=NUMBER, effect=_THRESHOLD, adapt=lambda value, _: {}),
-        Rule(name="gpu_memory_threshold_medium_gb", kind=NUMBER, effect=_THRESHOLD, adapt=lambda value, _: {}),
-        Rule(name="gpu_memory_threshold_small_gb", kind=NUMBER, effect=_THRESHOLD, adapt=lambda value, _: {}),
+        Rule(name="gpu_memory_threshold_large_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
+        Rule(name="gpu_memory_threshold_medium_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
+        Rule(name="gpu_memory_threshold_small_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
     ),
     "logging": (
         Rule(
