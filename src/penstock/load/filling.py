@@ -8,7 +8,6 @@ is no part of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,7 +96,3 @@ class Filler:
         """The rows at positions start .. start + count, and the pass of each."""
         passes = np.arange(start, start + count) // self.order.num_rows
         return self.order.rows_at(start, count), passes
-
-    def describe_transforms(self) -> list[dict[str, Any]]:
-        """Of each transform its identity and what it counted so far in this process."""
-        return [{**transform.identity, "counts": dict(transform.counts)} for transform in self.transforms]

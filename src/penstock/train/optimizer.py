@@ -26,7 +26,6 @@ from penstock.train.bfloat16_adamw import BFloat16AdamW
 __all__ = [
     "allocate_state",
     "build_optimizer",
-    "has_fused_update",
     "library_of",
     "load_optimizer_tensors",
     "optimizer_tensors",
@@ -35,11 +34,6 @@ __all__ = [
 
 # Tables from a code of one byte to its number: the same for all parameters, and made anew with the state.
 _TABLE_PARTS = frozenset({"qmap", "qmap1", "qmap2"})
-
-
-def has_fused_update(device: torch.device) -> bool:
-    """Whether torch has a one-kernel AdamW for this device."""
-    return device.type in ("cpu", "cuda")
 
 
 def library_of(kind: str, device: str) -> str:
