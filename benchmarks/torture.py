@@ -5,8 +5,8 @@
 
 LANES are letters (ABC); none: all of them. A lane is one run of pytest over the tests that are marked with its letter.
 A test says what it tried through the fixture `torture_figures`; one that says nothing counts as one trial. A lane that
-fails, or takes longer than an hour, doesn't stop the others; the exit status says so. `--scale 0.05` runs a twentieth
-of the numbers, to see that a lane works; its file says so.
+fails, or takes longer than an hour (`--limit`, for a machine that does other work too), doesn't stop the others; the
+exit status says so. `--scale 0.05` runs a twentieth of the numbers, to see that a lane works; its file says so.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -64,6 +65,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--processes", type=int, default=2, help="of tests, where they may run side by side (default: 2)"
     )
+    parser.add_argument(
+        "--limit", type=float, default=LIMIT_SECONDS, help=f"seconds for a lane (default: {LIMIT_SECONDS:.0f})"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="where the files go")
     parser.add_argument("--render-only", action="store_true", help="run nothing, render the result files")
     arguments = parser.parse_args()
@@ -76,7 +80,7 @@ def _arguments() -> argparse.Namespace:
 def _run_lane(lane: str, arguments: argparse.Namespace) -> bool:
     """Runs a lane, writes its file, and says whether all went well."""
     print(f"lane {lane}: {LANES[lane]}", flush=True)
-    started = time.perf_counter()
+    started, used = time.perf_counter(), _processor_seconds()
     with tempfile.TemporaryDirectory(prefix="penstock-torture-") as folder:
         report = Path(folder, "report.xml")
         status = _pytest(lane, report, arguments)
@@ -92,13 +96,20 @@ def _run_lane(lane: str, arguments: argparse.Namespace) -> bool:
         "results": cases,
         "tests": tests,
         "skipped": skipped,
-        "ended": _ending(status),
+        "ended": _ending(status, arguments.limit),
         "seconds": round(time.perf_counter() - started, 1),
+        "processor_seconds": round(_processor_seconds() - used, 1),
     }
     path = write_result_file(result, arguments.results)
     failures = sum(case["failures"] for case in cases)
     print(f"lane {lane}: {result['ended']}, {failures} failures, {result['seconds']:.0f} s; written to {path.name}\n")
     return status == 0 and failures == 0
+
+
+def _processor_seconds() -> float:
+    """Of all the tests that have ended: what a lane takes where it had to wait for other work."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _processes(lane: str, arguments: argparse.Namespace) -> int:
@@ -115,7 +126,7 @@ def _pytest(lane: str, report: Path, arguments: argparse.Namespace) -> int:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
         try:
-            return process.wait(timeout=LIMIT_SECONDS)
+            return process.wait(timeout=arguments.limit)
         except BaseException as error:
             os.killpg(process.pid, signal.SIGKILL)
             if isinstance(error, subprocess.TimeoutExpired):
@@ -123,9 +134,9 @@ def _pytest(lane: str, report: Path, arguments: argparse.Namespace) -> int:
             raise
 
 
-def _ending(status: int) -> str:
+def _ending(status: int, limit: float) -> str:
     if status == -signal.SIGALRM:
-        return f"stopped after {LIMIT_SECONDS:.0f} s"
+        return f"stopped after {limit:.0f} s"
     return {0: "passed", 1: "failed"}.get(status, f"ended with status {status}")
 
 
@@ -208,7 +219,12 @@ def _section(lane: str, result: Any) -> str:
     lines += [f"\nSkipped: {reason}." for reason in result["skipped"]]
     share = "" if result["settings"]["scale"] == 1 else f" at {result['settings']['scale']:.0%} of the full numbers"
     date = f"{result['created'][:10]}, {machine_line(result)}"
-    return "\n".join([*lines, "", f"{date}, {result['seconds']:.0f} s{share}. `{result['command']}`"])
+    return "\n".join([*lines, "", f"{date}, {_time_taken(result)}{share}. `{result['command']}`"])
+
+
+def _time_taken(result: Any) -> str:
+    processor = result.get("processor_seconds")
+    return f"{result['seconds']:.0f} s" + (f" ({processor:.0f} s of a core)" if processor is not None else "")
 
 
 def _bound(case: Case) -> str:
