@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -15,9 +17,6 @@ TINY = [
 
 @pytest.fixture(scope="module")
 def finished_run(tmp_path_factory, corpus, tokenizer_file):
-    import subprocess
-    import sys
-
     out = tmp_path_factory.mktemp("run") / "run"
     words = [
         sys.executable,
@@ -104,3 +103,25 @@ def test_a_failed_run_still_has_a_manifest(penstock, tmp_path, tokenizer_file):
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_bytes())
     assert manifest["status"] == "failed"
     assert manifest["failed_phase"] == "prepare"
+
+
+def test_a_repository_gives_its_history_and_its_figures(penstock, tmp_path, tokenizer_file):
+    repository = tmp_path / "repository"
+    git = ["git", "-C", str(repository), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    subprocess.run(["git", "init", "-q", str(repository)], check=True)
+    for number in range(3):
+        (repository / f"{number}.py").write_text(f"value_{number} = {number}\n" * 40)
+        subprocess.run([*git, "add", "."], check=True)
+        subprocess.run([*git, "commit", "-qm", f"Add file {number}"], check=True)
+    penstock("run", "--repo", repository, "--out", "r", "--tokenizer", tokenizer_file, *TINY, "--set", "steps=1")
+    manifest = json.loads((tmp_path / "r" / "manifest.json").read_bytes())
+    assert manifest["repository_stats"]["unique_commits"] == 3
+    assert manifest["repository_stats"]["insertions"] == 120
+    assert manifest["phase_results"]["prepare"]["documents"] == 6  # three commits, three files
+
+
+def test_a_folder_that_is_no_repository_is_refused_with_the_command_for_folders(penstock, tmp_path):
+    (tmp_path / "text").mkdir()
+    result = penstock("run", "--repo", "text", "--out", "r", expect=None)
+    result.assert_one_error()
+    assert "penstock run text" in result.err

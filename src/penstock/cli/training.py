@@ -120,7 +120,9 @@ def run(
     inputs: Annotated[
         list[str] | None, typer.Argument(metavar="[INPUT...]", help="What to train on. Default: stdlib:")
     ] = None,
-    repo: Annotated[Path | None, typer.Option(help="A folder of code, as an alternative to INPUT.")] = None,
+    repo: Annotated[
+        Path | None, typer.Option(help="A git repository: its history and its files, as INPUT git:PATH.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="Training settings (YAML or JSON).")] = None,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="RUN", help="The run folder. Default: runs/DATE-TIME.")
@@ -147,7 +149,7 @@ def run(
     _refuse_ranks("`penstock run`", hint="use `penstock prepare`, then `torchrun … -m penstock train`")
     if repo is not None and inputs:
         raise ConfigError("both INPUT and --repo were given", hint="use one of them")
-    words = [str(repo)] if repo is not None else inputs or ["stdlib:"]
+    words = [_repository(repo)] if repo is not None else inputs or ["stdlib:"]
     folder = out or Path("runs") / datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     loaded, adaptation = load_adapted(config, settings or [])
     resume = (folder / "checkpoints").is_dir()
@@ -270,6 +272,21 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
             log.flush()
             write_manifest(folder)
             write_page(folder)
+
+
+def _repository(path: Path) -> str:
+    """The input that names a repository's history and files."""
+    from penstock.sources.git.repository import local_git_folder
+    from penstock.sources.git.words import SCHEME
+
+    if path.exists():
+        try:
+            local_git_folder(os.path.realpath(path))
+        except InputError as error:
+            raise InputError(
+                f"--repo: {error.message}", hint=f"to train on a folder's files: penstock run {shlex.quote(str(path))}"
+            ) from None
+    return f"{SCHEME}{path}"
 
 
 def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog, adaptation: Adaptation | None) -> None:
