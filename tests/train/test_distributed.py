@@ -163,3 +163,15 @@ def test_gradients_travel_in_pieces_of_one_type() -> None:
         [5],
         [2**23],
     ]
+
+
+@pytest.mark.parametrize("tied", ["true", "false"])
+def test_a_run_with_the_chunked_loss_goes_on_where_parameters_are_spread(
+    order: Order, tmp_path: Path, tied: str
+) -> None:
+    settings = ("loss_kernel=chunked", f"model.tie_embeddings={tied}")
+    order(tmp_path / "alone", 1, *settings)
+    order(tmp_path / "spread", 1, *settings, "stop_after_steps=2")
+    resumed = order(tmp_path / "spread", 2, *settings, "parallel=fsdp", resume=True)
+    assert [said.get("status") for said in resumed["said"]] == ["completed"] * 2
+    assert_agree(tmp_path / "spread", tmp_path / "alone")
