@@ -2,7 +2,8 @@
 
 A loop tells it of every step. The clock starts when the task begins to build, notes the end of the first step, and
 times from the end of the last warm-up step to the end of the last one. At those three moments it waits for the device,
-and never in between, so that a loop that lets the device run behind isn't slowed. Between them NVML's activity counters
+unless it is told that the step has ended there, and never in between, so that a loop that lets the device run behind
+isn't slowed. Between them NVML's activity counters
 are read where the card has them.
 
 Tokens are positions computed: rows x row length of every step, the same for all sides.
@@ -32,11 +33,12 @@ class StepClock:
         self._activity: list[dict[str, float]] = []
         self._counters: Any = None
 
-    def step_done(self) -> None:
-        """A step has been queued or done."""
+    def step_done(self, *, is_finished: bool = False) -> None:
+        """A step has been queued; or, with `is_finished`, is done on the device, which may be at work on the next."""
         self._done += 1
         if self._done in (1, self._warm_up_steps, self._num_steps):
-            self._wait()
+            if not is_finished:
+                self._wait()
             self._moments[self._done] = time.perf_counter()
         if self._done == self._warm_up_steps:
             self._counters = _activity_counters() if self._has_gpu else None

@@ -37,7 +37,7 @@ def train_steps(*, store: str, overrides: Sequence[str], warm_up_steps: int = WA
 
     def on_progress(record: Record) -> None:
         if record["kind"] == "step":
-            clock.step_done()
+            clock.step_done(is_finished=True)  # its loss is known
 
     with tempfile.TemporaryDirectory(prefix="run-") as folder:
         with open_store(store) as opened, RunLog(Path(folder)) as log:

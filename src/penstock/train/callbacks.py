@@ -50,6 +50,9 @@ class Callbacks:
         self._failure: TrainingError | None = None
         self.stop_reason: str | None = None
 
+    def __bool__(self) -> bool:
+        return bool(self._callbacks)
+
     def tell(self, record: Record) -> None:
         """Hands a record of the log to those who want its kind."""
         method = _METHOD_OF_KIND.get(record["kind"])

@@ -11,6 +11,7 @@ vectors' gradient [N, D], and where the head is trained the weight's gradient [V
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,11 +20,18 @@ from torch import Tensor
 
 from penstock.load.torch import IGNORED_LABEL
 
-__all__ = ["CHUNK_LOGITS_BYTES", "chunk_tokens", "chunked_cross_entropy_sum"]
+__all__ = ["CHUNK_LOGITS_BYTES", "CrossEntropySum", "chunk_tokens", "chunked_cross_entropy_sum", "cross_entropy_sum"]
 
 # On a GPU a chunk must still be a large product; on a CPU it should stay near the caches.
-CHUNK_LOGITS_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}
+CHUNK_LOGITS_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 CHUNK_MULTIPLE = 64  # tokens: whole tiles
+
+CrossEntropySum = Callable[[Tensor, Tensor], Tensor]
+
+
+def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
+    """Nats of logits [N, V] in float32, summed over the labels [N] that aren't -100."""
+    return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def chunk_tokens(padded_vocab_size: int, device: str) -> int:
@@ -32,21 +40,36 @@ def chunk_tokens(padded_vocab_size: int, device: str) -> int:
     return max(CHUNK_MULTIPLE, limit // CHUNK_MULTIPLE * CHUNK_MULTIPLE)
 
 
-def chunked_cross_entropy_sum(vectors: Tensor, weight: Tensor, labels: Tensor, *, tokens: int | None = None) -> Tensor:
-    """The loss; `tokens` per chunk are chosen by `chunk_tokens` unless given."""
+def chunked_cross_entropy_sum(
+    vectors: Tensor,
+    weight: Tensor,
+    labels: Tensor,
+    *,
+    tokens: int | None = None,
+    of_logits: CrossEntropySum = cross_entropy_sum,
+) -> Tensor:
+    """The loss; `tokens` per chunk are chosen by `chunk_tokens` unless given, `of_logits` may be compiled."""
     device = vectors.device.type
     tokens = tokens or chunk_tokens(len(weight), device)
     # Autocast doesn't reach inside a Function: what it would do to the product is done here.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else vectors.dtype
     # Asked here because inside a Function gradients are always off.
-    loss: Tensor = _ChunkedCrossEntropy.apply(vectors, weight, labels, tokens, dtype, torch.is_grad_enabled())  # type: ignore[no-untyped-call]
+    wants_gradient = torch.is_grad_enabled()
+    loss: Tensor = _ChunkedCrossEntropy.apply(vectors, weight, labels, tokens, dtype, wants_gradient, of_logits)  # type: ignore[no-untyped-call]
     return loss
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, vectors: Tensor, weight: Tensor, labels: Tensor, tokens: int, dtype: torch.dtype, wants_gradient: bool
+        ctx: Any,
+        vectors: Tensor,
+        weight: Tensor,
+        labels: Tensor,
+        tokens: int,
+        dtype: torch.dtype,
+        wants_gradient: bool,
+        of_logits: CrossEntropySum,
     ) -> Tensor:
         device = vectors.device.type
         needs_vectors, needs_weight = (wants_gradient and needed for needed in ctx.needs_input_grad[:2])
@@ -58,11 +81,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             for first in range(0, len(vectors), tokens):
                 chunk = slice(first, first + tokens)
                 inputs = vectors[chunk].to(dtype)
-                log_probabilities = (inputs @ narrow.T).float().log_softmax(-1)  # [chunk, V]
-                total += F.nll_loss(log_probabilities, labels[chunk], ignore_index=IGNORED_LABEL, reduction="sum")
+                logits = inputs @ narrow.T  # [chunk, V]
                 if not (needs_vectors or needs_weight):
+                    total += of_logits(logits, labels[chunk])
                     continue
-                gradient = _logits_gradient(log_probabilities, labels[chunk]).to(dtype)
+                nats, gradient = _with_gradient(of_logits, logits, labels[chunk])
+                total += nats
                 if vectors_gradient is not None:
                     vectors_gradient[chunk] = gradient @ narrow
                 if weight_gradient is not None:
@@ -78,13 +102,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         for_vectors, for_weight = ctx.saved_tensors
         for_vectors = None if for_vectors is None else for_vectors * scale.to(for_vectors.dtype)
         for_weight = None if for_weight is None else (for_weight * scale).to(ctx.weight_dtype)
-        return for_vectors, for_weight, None, None, None, None
+        return for_vectors, for_weight, None, None, None, None, None
 
 
-def _logits_gradient(log_probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Softmax less one at the label; zero rows where nothing is scored. Overwrites its input."""
-    is_scored = labels != IGNORED_LABEL
-    gradient = log_probabilities.exp_()
-    rows = torch.arange(len(labels), device=labels.device)
-    gradient[rows, labels.clamp(min=0)] -= 1.0
-    return gradient.mul_(is_scored[:, None])
+def _with_gradient(of_logits: CrossEntropySum, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of a chunk, and the gradient of its logits in their precision."""
+    with torch.enable_grad():
+        leaf = logits.detach().requires_grad_()
+        nats = of_logits(leaf, labels)
+        (gradient,) = torch.autograd.grad(nats, leaf)
+    return nats.detach(), gradient

@@ -2,8 +2,10 @@
 
 In: a model and the way: `off`, `blocks` (each repeated layer by itself: layers of one shape share the compiled code, so
 it takes seconds), `whole` (the model in one: a little faster, tens of seconds). Out: nothing; `Module.compile` keeps
-the module and its parameters' names, so checkpoints hold no `_orig_mod.`. Never max-autotune: 401 s for nothing
-(measured on an H200). Costs come due at the first step of each shape of input, not here.
+the module and its parameters' names, so checkpoints hold no `_orig_mod.`. The loss asks `is_compiled`, and is compiled
+by itself in both ways: softmax over the vocabulary moves more bytes than all layers if each operation is a kernel.
+Never max-autotune: 401 s for nothing (measured on an H200). Costs come due at the first step of each shape of input,
+not here.
 """
 
 from __future__ import annotations
@@ -30,9 +32,11 @@ def compiled(model: LanguageModel, way: str) -> Iterator[None]:
     if way == "whole":
         # `compile` covers calls of the module; losses that form the logits themselves call this method.
         vars(model)["hidden"] = torch.compile(model.hidden)
+    model.is_compiled = way != "off"
     try:
         yield
     finally:
+        model.is_compiled = False
         vars(model).pop("hidden", None)
         for module in modules:
             _forget_compiled(module)

@@ -69,6 +69,9 @@ class LanguageModel(nn.Module, ABC):
     def description(self) -> dict[str, Any]:
         """JSON values that a checkpoint keeps and a resumed run must find again: what kind, made from what."""
 
+    is_compiled = False
+    """Whether compiling.py has the model, or its layers, compiled at the moment: the loss then is too."""
+
     attention_kernels: tuple[str, ...]
     """Those of `attention.KERNELS` that the model can be set to."""
 

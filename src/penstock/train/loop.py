@@ -7,12 +7,12 @@ resumed computes the same losses to the last bit on a CPU, and on a GPU with `de
 
 Steps are numbered by updates done: the record of step 1 follows the first update, and `step-00000120` holds the model
 after 120. `tokens` counts scored targets, never padding. Seconds of a step include the wait for its batch
-(`data_seconds`); evaluations and saves are outside. The host waits for the device once a step, to read loss and norm.
+(`data_seconds`); evaluations and saves are outside. On a GPU the host is a step ahead of the device where nothing is
+due between the two (stepping.py).
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from penstock import fs
 from penstock.errors import TrainingError
@@ -29,24 +28,21 @@ from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.train.callbacks import Callback, Callbacks
 from penstock.train.checkpoint import CHECKPOINTS_NAME, Checkpoint
-from penstock.train.config import DEFAULT_DECAY_RATIO, TrainConfig
+from penstock.train.config import TrainConfig
 from penstock.train.distributed import (
     SilentLog,
     device_of_ranks,
     joined,
     shared_world,
-    whole_norm,
     world_of_environment,
 )
 from penstock.train.interruption import Interruption
-from penstock.train.memory import add_gradients_within_memory
 from penstock.train.model import num_parameters
 from penstock.train.monitor import HardwareMonitor
-from penstock.train.optimizer import set_learning_rate
 from penstock.train.run import Run, assemble, new_model, training_data, with_length
 from penstock.train.saving import Saver, restore
-from penstock.train.schedule import learning_rate_at
 from penstock.train.start import Progress, refuse_another_run, starting_point
+from penstock.train.stepping import Step, Stepper, scheduled_rate
 from penstock.train.tracking import Trackers, open_trackers
 from penstock.train.watching import has_lost_patience, record_passes, watch
 
@@ -78,23 +74,6 @@ class TrainResult:
     parameters: int
     train_rows: int  # of one pass over the data
     checkpoint: Path | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Step:
-    """What one step computed; `position` is that of its first row."""
-
-    loss: float
-    grad_norm: float
-    learning_rate: float
-    tokens: int
-    seconds: float
-    data_seconds: float
-    position: int
-
-    @property
-    def is_finite(self) -> bool:
-        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 def train(
@@ -212,9 +191,10 @@ def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | Non
     """Steps until the last one, or until something ends the run; returns the last checkpoint."""
     config = run.config
     first_step = progress.step
+    stepper = Stepper(run)
     _look(run, progress)  # what the stop before a resume left undone at this very step
-    while progress.stop_reason is None and not _is_over(run, progress, first_step):
-        step = _take_step(run, number=progress.step)
+    while stepper.is_ahead or (progress.stop_reason is None and not _is_over(run, progress, first_step)):
+        step = stepper.step(progress.step, may_run_ahead=_may_run_ahead(run, progress, first_step, stepper.position))
         progress.count_step(loss=step.loss, is_finite=step.is_finite, tokens=step.tokens, seconds=step.seconds)
         _record_step(run, progress, step)
         if not step.is_finite:
@@ -222,6 +202,8 @@ def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | Non
         run.interruption.agree(also=run.callbacks.stop_reason)
 
         # What is due between steps; the last step's evaluation and save follow the loop.
+        if stepper.is_ahead:
+            continue  # nothing is due, and what was begun is done before anything ends
         if _is_over(run, progress, first_step):
             break
         _look(run, progress)
@@ -243,6 +225,21 @@ def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | Non
         reason = _stop_cause(run, progress, first_step)
         run.tell("event", message=f"stopping after step {progress.step} of {config.num_steps}: {reason}")
     return saver.finish(run, progress, protected=_kept(run, progress))
+
+
+def _may_run_ahead(run: Run, progress: Progress, first_step: int, position: int) -> bool:
+    """Whether the step after the next may begin before the next one's end: nothing is due or may end in between.
+
+    `position` is where the next step begins in the data order.
+    """
+    config, step = run.config, progress.step + 1
+    stop_after = config.stop_after_steps
+    is_last = step >= config.num_steps or (stop_after is not None and step - first_step >= stop_after)
+    is_due = _is_due(step, config.eval_every_steps) or _is_due(step, config.checkpoint_every_steps)
+    # A pass may end with an evaluation, and is summed up.
+    ends_pass = (position + config.batch_rows) // run.length.rows_per_pass > position // run.length.rows_per_pass
+    may_end = run.interruption.requested is not None or bool(run.callbacks)
+    return not (is_last or is_due or ends_pass or may_end)
 
 
 def _is_over(run: Run, progress: Progress, first_step: int) -> bool:
@@ -276,7 +273,7 @@ def _look(run: Run, progress: Progress) -> None:
         return
     is_ending = is_last or (progress.val_step == step and has_lost_patience(run, progress))
     if progress.pass_first_step <= step and (ends_pass or is_ending):
-        rate = _learning_rate(config, step - 1)
+        rate = scheduled_rate(config, step - 1)
         record_passes(run, progress, learning_rate=rate, first_row=first_row, is_last=is_ending)
 
 
@@ -285,60 +282,7 @@ def _kept(run: Run, progress: Progress) -> set[str]:
     return {f"step-{progress.best_step:08d}"} if run.config.keeps_best and progress.best_step is not None else set()
 
 
-def _take_step(run: Run, *, number: int) -> _Step:
-    """One batch, one update; the update is left out where it would spoil the weights. `number` counts from 0."""
-    # The batch.
-    started = time.perf_counter()
-    position = run.loader.position
-    batch = next(run.loader)
-    data_seconds = time.perf_counter() - started
-
-    # The gradient of its mean loss, whatever the micro-batch.
-    learning_rate = _learning_rate(run.config, number)
-    set_learning_rate(run.optimizer, learning_rate)
-    mean_loss, num_targets = add_gradients_within_memory(run, batch)
-    norm = _clipped_norm(run.model, run.config.max_grad_norm)
-    loss, grad_norm = torch.stack((mean_loss, norm)).tolist()
-
-    # The update.
-    if math.isfinite(loss) and math.isfinite(grad_norm):
-        run.optimizer.step()
-    run.optimizer.zero_grad(set_to_none=True)
-    return _Step(
-        loss=loss,
-        grad_norm=grad_norm,
-        learning_rate=learning_rate,
-        tokens=num_targets,
-        seconds=time.perf_counter() - started,
-        data_seconds=data_seconds,
-        position=position,
-    )
-
-
-def _learning_rate(config: TrainConfig, step: int) -> float:
-    return learning_rate_at(
-        step,
-        num_steps=config.num_steps,
-        num_warmup_steps=config.num_warmup_steps,
-        peak=config.peak_learning_rate,
-        minimum=config.peak_learning_rate * config.min_learning_rate_ratio,
-        schedule=config.schedule,
-        power=1.0 if config.schedule_power is None else config.schedule_power,
-        cycles=config.schedule_cycles or 1,
-        decay_ratio=DEFAULT_DECAY_RATIO if config.decay_ratio is None else config.decay_ratio,
-    )
-
-
-def _clipped_norm(model: nn.Module, max_grad_norm: float | None) -> Tensor:
-    """The norm of the whole gradient before clipping, which is then done in place."""
-    parameters = list(model.parameters())
-    norm = whole_norm(torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None]))
-    if max_grad_norm is not None:
-        torch.nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
-    return norm
-
-
-def _record_step(run: Run, progress: Progress, step: _Step) -> None:
+def _record_step(run: Run, progress: Progress, step: Step) -> None:
     """Writes the step's record if it is due; callbacks get it in any case."""
     fields: dict[str, Any] = {
         "step": progress.step,
@@ -348,7 +292,7 @@ def _record_step(run: Run, progress: Progress, step: _Step) -> None:
         "tokens": step.tokens,
         "seconds": round(step.seconds, 6),
         "data_seconds": round(step.data_seconds, 6),
-        "position": run.loader.position,
+        "position": step.position + run.config.batch_rows,
     }
     if run.peak_flops is not None:
         fields["mfu_percent"] = round(100 * run.flops_per_step / step.seconds / run.peak_flops, 3)
@@ -359,9 +303,10 @@ def _record_step(run: Run, progress: Progress, step: _Step) -> None:
         run.callbacks.tell({"kind": "step", "time": time.time(), **fields})
 
 
-def _refuse_repeated_skips(run: Run, progress: Progress, step: _Step) -> None:
+def _refuse_repeated_skips(run: Run, progress: Progress, step: Step) -> None:
     """Records an update that wasn't applied; the third in a row ends the run."""
-    where = f"step {progress.step}, rows {step.position} to {run.loader.position - 1} of the data order"
+    last_row = step.position + run.config.batch_rows - 1
+    where = f"step {progress.step}, rows {step.position} to {last_row} of the data order"
     figures = f"loss {step.loss}, gradient norm {step.grad_norm}"
     run.tell("event", message=f"update not applied at {where}: {figures}")
     if progress.skipped_in_a_row == SKIPPED_IN_A_ROW_LIMIT:

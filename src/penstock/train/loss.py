@@ -19,20 +19,19 @@ import importlib
 import importlib.util
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.errors import ConfigError
 from penstock.load.torch import IGNORED_LABEL, TorchBatch
-from penstock.train.chunked_loss import chunked_cross_entropy_sum
+from penstock.train.chunked_loss import CrossEntropySum, chunked_cross_entropy_sum, cross_entropy_sum
 
 __all__ = [
     "Autocast",
     "add_gradients",
-    "cross_entropy_sum",
     "logits_of",
     "nats_of",
     "refuse_impossible_kernel",
@@ -42,11 +41,6 @@ Autocast = Callable[[], AbstractContextManager[None]]
 
 # Kernel -> its module, and what pip calls it.
 _FOREIGN_KERNELS = {"liger": ("liger_kernel", "liger-kernel"), "cce": ("cut_cross_entropy", "cut-cross-entropy")}
-
-
-def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
-    """Nats, summed over the labels that aren't -100."""
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=IGNORED_LABEL, reduction="sum")
 
 
 def logits_of(model: nn.Module, batch: TorchBatch, *, document_boundaries: bool, autocast: Autocast) -> Tensor:
@@ -65,15 +59,23 @@ def nats_of(
     loss_kernel: str = "plain",
 ) -> Tensor:
     """The loss of a (micro-)batch, summed over its targets, by the kernel named."""
+    of_logits = _compiled_cross_entropy_sum() if getattr(model, "is_compiled", False) else cross_entropy_sum
     if loss_kernel == "plain":
         logits = logits_of(model, batch, document_boundaries=document_boundaries, autocast=autocast)
-        return cross_entropy_sum(logits, batch.labels)
+        return of_logits(logits.flatten(0, 1), batch.labels.flatten())
     with autocast():
         hidden, weight = _before_the_head(model, batch.inputs, batch.document_ids if document_boundaries else None)
         vectors, labels = hidden.flatten(0, 1), batch.labels.flatten()  # [N, D], [N]
         if loss_kernel == "chunked":
-            return chunked_cross_entropy_sum(vectors, weight, labels)
+            return chunked_cross_entropy_sum(vectors, weight, labels, of_logits=of_logits)
         return _foreign_cross_entropy_sum(loss_kernel, vectors, weight, labels)
+
+
+@cache
+def _compiled_cross_entropy_sum() -> CrossEntropySum:
+    """One kernel forward and one backward, with no float32 copy of the logits in between."""
+    compiled: CrossEntropySum = torch.compile(cross_entropy_sum, dynamic=False)
+    return compiled
 
 
 def _before_the_head(model: Any, inputs: Tensor, document_ids: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -30,7 +30,7 @@ __all__ = ["OPTIMIZER_BYTES", "MemoryEstimate", "estimated_memory"]
 # Per trained parameter. 8-bit: two codes of a byte and two float32 scales per block of 256.
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw-bf16": 4.0, "adamw-8bit": 2.0 + 8 / 256}
 GPU_RESERVE_BYTES = 768 * 2**20
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 256 * 2**20}  # as chunked_loss.CHUNK_LOGITS_BYTES, which needs torch
+CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}  # as chunked_loss.CHUNK_LOGITS_BYTES, which needs torch
 # Kernels that keep documents apart by a dense mask; flex and varlen need none.
 DENSE_MASK_KERNELS = frozenset({"sdpa", "cudnn", "efficient"})
 
