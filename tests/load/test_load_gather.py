@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from penstock.load import copying
 from penstock.load.gather import Gatherer, StretchBuffer
 from penstock.pack import Plan, plan_concat
 
@@ -21,14 +22,21 @@ ROW_LENGTHS = st.integers(1, 64)
 
 
 def gathered(plan: Plan, rows: list[int]):
+    """One batch, gathered by slices and by Arrow, whichever would be chosen for so few rows."""
     gatherer = Gatherer(plan)
-    buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
-    # What a new buffer holds must not matter: the loader's are full of an earlier batch.
-    buffer.tokens.fill(77)
-    buffer.loss_mask.fill(True)
-    buffer.cu_seqlens.fill(77)
-    gatherer.fill(np.array([rows]), buffer)
-    return one_batch(buffer, 0)
+    buffers = []
+    for few_stretches in (2**60, 0):
+        buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
+        # What a new buffer holds must not matter: the loader's are full of an earlier batch.
+        buffer.tokens.fill(77)
+        buffer.loss_mask.fill(True)
+        buffer.cu_seqlens.fill(77)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(copying, "FEW_STRETCHES", few_stretches)
+            gatherer.fill(np.array([rows]), buffer)
+        buffers.append(one_batch(buffer, 0))
+    np.testing.assert_array_equal(buffers[0].tokens, buffers[1].tokens)
+    return buffers[0]
 
 
 def one_batch(buffer: StretchBuffer, number: int) -> StretchBuffer:

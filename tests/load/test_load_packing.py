@@ -122,16 +122,21 @@ def test_documents_of_several_blocks(sample: Samples, policy: str, seq_len: int)
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["letters", "grown", "wide"])
-def test_short_stretches_come_out_the_same_either_way(
+def test_rows_come_out_the_same_however_they_are_copied(
     sample: Samples, policy: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By slices; by Arrow with its short stretches by slices or token by token; from segments cut into many buffers."""
     plan = make_plan(sample(name).store, policy=policy, seq_len=48)
     rows = np.random.default_rng(1).permutation(plan.num_rows).tolist()
+    monkeypatch.setattr(copying, "FEW_STRETCHES", 2**60)
     by_slices = gathered(plan, rows)
-    monkeypatch.setattr(copying, "MANY_SHORT", 1)
-    by_index = gathered(plan, rows)
-    for array in ("tokens", "loss_mask", "cu_seqlens"):
-        np.testing.assert_array_equal(getattr(by_slices, array), getattr(by_index, array))
+    for few, many_inline, buffer_bytes in ((0, 2**60, 2**30), (0, 1, 2**30), (0, 512, 256)):
+        monkeypatch.setattr(copying, "FEW_STRETCHES", few)
+        monkeypatch.setattr(copying, "MANY_INLINE", many_inline)
+        monkeypatch.setattr(copying, "BUFFER_BYTES", buffer_bytes)
+        by_arrow = gathered(plan, rows)
+        for array in ("tokens", "loss_mask", "cu_seqlens"):
+            np.testing.assert_array_equal(getattr(by_slices, array), getattr(by_arrow, array))
 
 
 @given(options=options_of_plans(), rows_per_batch=st.integers(1, 9), name=st.sampled_from(SMALL_STORE_NAMES))

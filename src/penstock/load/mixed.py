@@ -32,7 +32,7 @@ from penstock.load.loss import LossRuns
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
 from penstock.load.transforms import Transform
-from penstock.pack import Plan, Spans
+from penstock.pack import Plan, Spans, Stretches
 from penstock.pack.mixture import Mixture
 from penstock.pack.stages import Schedule, Stage, is_weight, stages_from
 
@@ -58,7 +58,8 @@ class MixedGatherer(Gatherer):
     def __init__(self, mixture: Mixture) -> None:
         self._plan: Any = mixture  # has all that marking labels and borders asks of a plan
         self._places = np.arange(mixture.seq_len)
-        self._copiers = [TokenCopier(plan.store, row_tokens=plan.seq_len + 1) for plan in mixture.plans]
+        stores = [plan.store for plan in mixture.plans]
+        self._copier = TokenCopier(*stores, row_tokens=mixture.seq_len + 1)
         self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]
 
     def fill(self, rows: Integers, buffer: StretchBuffer) -> None:
@@ -69,6 +70,7 @@ class MixedGatherer(Gatherer):
         mask = buffer.loss_mask[used].reshape(-1, width)
         row_ends = np.empty(len(flat), np.int64)
         parts: list[tuple[int, Integers, Spans]] = []
+        stretches: list[Stretches] = []
         owner = np.searchsorted(mixture.first_rows, flat, side="right") - 1
         for number, plan in enumerate(mixture.plans):
             places = np.flatnonzero(owner == number)
@@ -76,12 +78,12 @@ class MixedGatherer(Gatherer):
                 continue
             own = flat[places] - mixture.first_rows[number]
             spans = plan.spans(own)
-            stretches = plan.stretches(own, spans)
-            # Full rows aren't padded: those of other sources are left alone.
-            ends = np.full(len(flat), width + 1, np.int64)
-            ends[places] = row_ends[places] = spans.row_ends()
-            self._copiers[number].copy(replace(stretches, row=places[stretches.row]), ends, tokens)
+            found = plan.stretches(own, spans)
+            first_segment = self._copier.first_segments[number]
+            stretches.append(replace(found, row=places[found.row], segment=found.segment + first_segment))
+            row_ends[places] = spans.row_ends()
             parts.append((number, places, spans))
+        self._copier.copy(_side_by_side(stretches), row_ends, tokens)
         merged = parts[0][2] if len(parts) == 1 else _merged(parts, num_rows=len(flat))
         self._mark_labels(merged, row_ends, mask)
         for number, places, spans in parts:
@@ -90,6 +92,15 @@ class MixedGatherer(Gatherer):
                 runs.apply(spans, own_mask)
                 mask[places] = own_mask
         self._mark_borders(merged, row_ends, batch_rows=rows.shape[1], cu_seqlens=buffer.cu_seqlens[used])
+
+
+def _side_by_side(parts: Sequence[Stretches]) -> Stretches:
+    """The stretches of all sources, row after row."""
+    if len(parts) == 1:
+        return parts[0]
+    order = np.argsort(np.concatenate([part.row for part in parts]), kind="stable")
+    names = ("row", "place", "segment", "offset", "length")
+    return Stretches(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
 
 
 def _merged(parts: Sequence[tuple[int, Integers, Spans]], *, num_rows: int) -> Spans:

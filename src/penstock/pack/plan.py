@@ -58,7 +58,7 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
-    """The tokens of some rows as they lie in segments, to be copied; `row` and `place` as in `Spans`."""
+    """The tokens of some rows as they lie in segments, to be copied; order, `row` and `place` as in `Spans`."""
 
     row: Integers
     place: Integers
@@ -148,7 +148,7 @@ class Plan(ABC):
 
     @abstractmethod
     def stretches(self, rows: Integers, spans: Spans) -> Stretches:
-        """The same rows as stretches of segments, in any order; `spans` are those of the rows."""
+        """The same rows as stretches of segments, in the order of `Spans`; `spans` are those of the rows."""
 
     def describe(self) -> dict[str, Any]:
         """The figures that `penstock plan` prints."""
