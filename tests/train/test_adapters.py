@@ -14,7 +14,7 @@ from penstock.hardware import profile
 from penstock.train.adapters import Adaptation, adapted
 from penstock.train.adapters.expert_rules import CONFIG
 from penstock.train.adapters.tables import TABLES, table
-from penstock.train.adapters.training_config import DEFAULTS, SECTIONS
+from penstock.train.adapters.training_config import DEFAULTS, SECTIONS, TIERS
 from penstock.train.config import TrainConfig, load_adapted, load_config
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -288,8 +288,55 @@ def test_values_of_a_training_config_take_the_place_of_its_defaults() -> None:
     config, adaptation = sized(given, "gpu-6gb")
     assert (config.micro_batch_rows, config.batch_rows, config.log_every_steps) == (8, 24, 10)
     assert (config.learning_rate, config.hardware_interval_seconds) == (pytest.approx(4e-5), 2)
-    assert outcomes(adaptation)["training.batch_size_medium"] == ("takes effect", "micro_batch_rows=8")
+    assert outcomes(adaptation)["training.batch_size_large"] == ("takes effect", "micro_batch_rows=8")
     assert outcomes(adaptation)["logging.include_epoch_summary"][0] == "not applicable"
+
+
+@pytest.mark.parametrize(
+    ("machine", "effective"),
+    [
+        ("gpu-24gb", ["batch_size_large", "large_gb"]),
+        ("gpu-6gb", ["batch_size_medium", "large_gb", "medium_gb"]),
+        ("gpu-2gb", ["batch_size_small", "large_gb", "medium_gb", "small_gb"]),
+        ("cpu-8", ["batch_size_small"]),
+    ],
+)
+def test_only_the_tier_of_the_machine_is_said_to_take_effect(machine: str, effective: list[str]) -> None:
+    _, adaptation = sized({"training": {}}, machine)
+    tiers = {
+        key.removeprefix("training.").removeprefix("hardware_monitoring.gpu_memory_threshold_"): outcome
+        for key, (outcome, _) in outcomes(adaptation).items()
+        if "batch_size_" in key.replace("batch_size_reference", "") or "_threshold_" in key
+    }
+    assert len(tiers) == 6
+    assert sorted(key for key, outcome in tiers.items() if outcome == "takes effect") == sorted(effective)
+
+
+def test_a_card_below_the_smallest_tier_trains_one_row_and_no_tier_takes_effect() -> None:
+    config, adaptation = sized({"hardware_monitoring": {"gpu_memory_threshold_small_gb": 3.5}}, "gpu-2gb")
+    assert config.micro_batch_rows == 1
+    assert {outcomes(adaptation)[f"training.batch_size_{tier}"][0] for tier in TIERS} == {"not applicable"}
+
+
+def test_keys_that_an_override_replaces_are_said_to_have_no_effect(tmp_path: Path) -> None:
+    path = written(tmp_path, {"training": {"seed": 7}, "epoch_calculation": {"target_tokens": 100}})
+    _, adaptation = load_adapted(path, ["steps=3", "micro_batch_rows=1", "batch_rows=4"])
+    assert adaptation is not None
+    found = outcomes(adaptation)
+    assert found["training.seed"][0] == "takes effect"
+    assert found["epoch_calculation.target_tokens"] == ("not applicable", "--set steps=3 comes before it")
+    assert found["epoch_calculation.min_epochs"][0] == "not applicable"
+    assert found["training.gradient_accumulation_steps"] == ("not applicable", "--set batch_rows=4 comes before it")
+
+
+def test_keys_that_only_preparing_reads_have_no_effect_on_a_prepared_store(tmp_path: Path) -> None:
+    _, adaptation = load(tmp_path, manifest())
+    found = outcomes(adaptation.with_prepared_store())
+    assert found["training.dataset.path"][0] == "not applicable"
+    assert found["training.config.epochs"][0] == "takes effect"
+    _, sizes = sized({"training": {}}, "gpu-6gb")
+    assert outcomes(sizes)["training.validation_split"][0] == "takes effect"
+    assert outcomes(sizes.with_prepared_store())["training.validation_split"][0] == "not applicable"
 
 
 def test_every_default_is_a_key_with_a_rule() -> None:

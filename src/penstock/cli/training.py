@@ -107,7 +107,7 @@ def train(
         if names:
             stores = _all_opened(names, out, stack, resume=resume)
             log = stack.enter_context(_recorded(out, loaded))
-            record_adapted(adaptation, log, verbose=verbose)
+            record_adapted(adaptation.with_prepared_store() if adaptation else None, log, verbose=verbose)
         else:
             log = stack.enter_context(_recorded(out, loaded))
             stores = _expert_stores(loaded, adaptation, out, log, stack, resume=resume, cache=cache, verbose=verbose)

@@ -293,6 +293,8 @@ def load_adapted(path: Path | None = None, overrides: Sequence[str] = ()) -> tup
     for override in overrides:
         _lay_over(over, override)
     settings, adaptation = ({}, None) if path is None else _adapted_settings(path, over)
+    if adaptation is not None:
+        adaptation = adaptation.overridden(_places_taken(overrides, over))
     _make_room(settings, over)
     for override in overrides:
         _lay_over(settings, override)
@@ -318,6 +320,13 @@ def _make_room(settings: dict[str, Any], over: dict[str, Any]) -> None:
         if over.get(key) is not None:
             for rival in rivals:
                 settings.pop(rival, None)
+
+
+def _places_taken(overrides: Sequence[str], over: dict[str, Any]) -> dict[str, str]:
+    """The dotted keys that overrides set, and those that leave because of them, each with its override."""
+    places = {override.partition("=")[0].strip(): override for override in overrides}
+    rivals = {rival: key for key, rivals in RIVALS.items() if over.get(key) is not None for rival in rivals}
+    return {**{rival: places[key] for rival, key in rivals.items()}, **places}
 
 
 def _read_settings(path: Path) -> dict[str, Any]:

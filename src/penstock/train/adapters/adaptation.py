@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,8 @@ class Adaptation:
         resume: whether to go on from the last checkpoint.
         split: shares of the splits where data is prepared; None: the default.
         workers: that prepare it; None: as many as there are cores.
+        ours: by their key, the dotted keys of ours that it gave.
+        prepare_keys: theirs that only preparing reads.
     """
 
     kind: str
@@ -68,3 +71,31 @@ class Adaptation:
     resume: bool = False
     split: str | None = None
     workers: int | None = None
+    ours: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prepare_keys: frozenset[str] = frozenset()
+
+    def with_prepared_store(self) -> Adaptation:
+        """The same for a run on a store that is there already: keys that only preparing reads do nothing."""
+        return self._without(dict.fromkeys(self.prepare_keys, "--data names a store that is prepared already"))
+
+    def overridden(self, places: Mapping[str, str]) -> Adaptation:
+        """The same after `--set`: `places` says which override took the place of a dotted key of ours."""
+        reasons = {}
+        for key, ours in self.ours.items():
+            taken = [next((places[place] for place in places if _is_within(one, place)), None) for one in ours]
+            if all(taken):
+                reasons[key] = f"--set {taken[0]} comes before it"
+        return self._without(reasons)
+
+    def _without(self, reasons: Mapping[str, str]) -> Adaptation:
+        adapted = (
+            replace(one, outcome="not applicable", detail=reasons[one.key])
+            if one.key in reasons and one.outcome == "takes effect"
+            else one
+            for one in self.adapted
+        )
+        return replace(self, adapted=tuple(adapted))
+
+
+def _is_within(key: str, place: str) -> bool:
+    return key == place or key.startswith(f"{place}.")

@@ -69,6 +69,18 @@ def adapt_expert(settings: Mapping[str, Any], *, where: str, folder: Path, pretr
         adapted=ruled.settled(),
         data=data,
         resume=bool(ruled.settings.get("run.resume", False)),
+        ours=ruled.ours(),
+        prepare_keys=_prepare_keys(ruled),
+    )
+
+
+def _prepare_keys(ruled: Ruled) -> frozenset[str]:
+    """Keys that say what to prepare and how, and nothing of the run."""
+    return frozenset(
+        one.key
+        for one in ruled.adapted
+        if all(ours.startswith("data.") for ours in ruled.given.get(one.key, {}))
+        and (ruled.given.get(one.key) or one.key.startswith("training.dataset."))
     )
 
 

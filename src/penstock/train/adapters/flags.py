@@ -173,4 +173,5 @@ def adapt_flags(settings: Mapping[str, Any], *, where: str) -> Adaptation:
         settings=nested(ruled.settings),
         adapted=ruled.settled(),
         resume=resume,
+        ours=ruled.ours(),
     )

@@ -209,6 +209,10 @@ class Ruled:
         """Every key, once all of them are known: one whose setting another key took over has no effect."""
         return tuple(self._settled(one) for one in self.adapted)
 
+    def ours(self) -> dict[str, tuple[str, ...]]:
+        """The settings of ours that each key gave, by dotted key."""
+        return {key: tuple(given) for key, given in self.given.items() if given}
+
     def _settled(self, one: Adapted) -> Adapted:
         lost = {
             key: self.settings[key] for key, value in self.given.get(one.key, {}).items() if self.settings[key] != value

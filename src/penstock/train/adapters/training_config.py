@@ -9,6 +9,7 @@ batch: 5e-5 at 8 rows is 2.5e-5 at 4. Warm-up with `override_min_warmup` is ceil
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from penstock.errors import ConfigError, nearest_first
@@ -69,11 +70,16 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "logging": {"track_per_step_metrics": False, "include_epoch_summary": True},
 }
 
+TIERS = ("large", "medium", "small")
+PREPARE_KEYS = frozenset(
+    f"training.{name}" for name in ("num_workers", "num_workers_min", "num_workers_max", "validation_split")
+)
+"""Of `run`, which prepares the data."""
+
+_PREPARED = "`train`: the store is prepared already"
+_OTHER_TIER = "the GPU's memory is of another tier"
 _THRESHOLD = "of the memory of the first GPU in GB: which of the batch sizes holds"
 _BATCH = "`micro_batch_rows` by GPU memory (no GPU: small); times accumulation: `batch_rows`"
-_WORKERS = (
-    "there are no worker processes while training; half the cores, within these bounds, prepare the data of `run`"
-)
 
 SECTIONS: dict[str, tuple[Rule, ...]] = {
     "training": (
@@ -84,9 +90,9 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             adapt=read_together,
         ),
         Rule(name="batch_size_reference", kind=COUNT, effect="scales `learning_rate`", adapt=read_together),
-        Rule(name="batch_size_large", kind=COUNT, effect=_BATCH, adapt=read_together),
-        Rule(name="batch_size_medium", kind=COUNT, effect=_BATCH, adapt=read_together),
-        Rule(name="batch_size_small", kind=COUNT, effect=_BATCH, adapt=read_together),
+        Rule(name="batch_size_large", kind=COUNT, effect=_BATCH, idle=_OTHER_TIER, adapt=read_together),
+        Rule(name="batch_size_medium", kind=COUNT, effect=_BATCH, idle=_OTHER_TIER, adapt=read_together),
+        Rule(name="batch_size_small", kind=COUNT, effect=_BATCH, idle=_OTHER_TIER, adapt=read_together),
         Rule(
             name="gradient_accumulation_steps",
             kind=COUNT,
@@ -108,15 +114,17 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             name="num_workers",
             kind=WHOLE,
             effect="`run`: worker processes of `prepare`, at most",
+            idle=_PREPARED,
             adapt=read_together,
         ),
-        Rule(name="num_workers_min", kind=WHOLE, effect="of them, at least", adapt=read_together),
-        Rule(name="num_workers_max", kind=WHOLE, effect="of them, at most", adapt=read_together),
+        Rule(name="num_workers_min", kind=WHOLE, effect="of them, at least", idle=_PREPARED, adapt=read_together),
+        Rule(name="num_workers_max", kind=WHOLE, effect="of them, at most", idle=_PREPARED, adapt=read_together),
         Rule(name="pin_memory", kind=FLAG, idle="buffers are pinned wherever there is a GPU"),
         Rule(
             name="validation_split",
             kind=SHARE,
-            effect="`run`: the share of split `val`; with `train` the store has its splits already",
+            effect="`run`: the share of split `val`",
+            idle=_PREPARED,
             adapt=read_together,
         ),
         Rule(name="patience", kind=COUNT, effect="`patience`", sets="patience"),
@@ -146,9 +154,27 @@ SECTIONS: dict[str, tuple[Rule, ...]] = {
             effect="`hardware_interval_seconds`",
             sets="hardware_interval_seconds",
         ),
-        Rule(name="gpu_memory_threshold_large_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
-        Rule(name="gpu_memory_threshold_medium_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
-        Rule(name="gpu_memory_threshold_small_gb", kind=NUMBER, effect=_THRESHOLD, adapt=read_together),
+        Rule(
+            name="gpu_memory_threshold_large_gb",
+            kind=NUMBER,
+            effect=_THRESHOLD,
+            idle="there is no GPU, or a larger threshold is reached",
+            adapt=read_together,
+        ),
+        Rule(
+            name="gpu_memory_threshold_medium_gb",
+            kind=NUMBER,
+            effect=_THRESHOLD,
+            idle="there is no GPU, or a larger threshold is reached",
+            adapt=read_together,
+        ),
+        Rule(
+            name="gpu_memory_threshold_small_gb",
+            kind=NUMBER,
+            effect=_THRESHOLD,
+            idle="there is no GPU, or a larger threshold is reached",
+            adapt=read_together,
+        ),
     ),
     "logging": (
         Rule(
@@ -192,18 +218,22 @@ def adapt_training_config(settings: Mapping[str, Any], *, where: str, hardware: 
         apply_rules({**DEFAULTS[name], **given}, section_rules, ruled, prefix=f"{name}.", where=where)
         values |= {**DEFAULTS[name], **{key: value for key, value in given.items() if value is not None}}
     values = {key: _read(key, value) for key, value in values.items()}
-    derived = _derived(values, hardware)
+    memory = hardware.gpus[0].memory_bytes / 1e9 if hardware.gpus else None
+    derived = _derived(values, memory)
     ruled.settings |= derived
+    idle = _idle_keys(values, memory)
     return Adaptation(
         kind="training_config.yaml",
         settings=nested(ruled.settings),
-        adapted=tuple(_with_results(one, derived, values) for one in ruled.settled()),
+        adapted=tuple(_with_results(one, derived, idle) for one in ruled.settled()),
         split=f"train={1 - values['validation_split']:.6g},val={values['validation_split']:.6g}",
         workers=workers_for_cores(
             hardware.cpu_cores,
             lowest=max(values["num_workers_min"], 1),
             highest=max(min(values["num_workers"], values["num_workers_max"]), 1),
         ),
+        ours={**ruled.ours(), **_RESULTS},
+        prepare_keys=PREPARE_KEYS,
     )
 
 
@@ -212,17 +242,12 @@ def _read(key: str, value: Any) -> Any:
     return rule.kind.read(value)
 
 
-def _derived(values: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
-    """What follows from several keys and the machine."""
-    memory = hardware.gpus[0].memory_bytes / 1e9 if hardware.gpus else None
+def _derived(values: Mapping[str, Any], memory: float | None) -> dict[str, Any]:
+    """What follows from several keys and the GPU's memory in GB, None where there is no GPU."""
     batch = batch_rows_for_memory(
         memory,
-        large=values["batch_size_large"],
-        medium=values["batch_size_medium"],
-        small=values["batch_size_small"],
-        large_gigabytes=values["gpu_memory_threshold_large_gb"],
-        medium_gigabytes=values["gpu_memory_threshold_medium_gb"],
-        small_gigabytes=values["gpu_memory_threshold_small_gb"],
+        **{tier: values[f"batch_size_{tier}"] for tier in TIERS},
+        **{f"{tier}_gigabytes": values[f"gpu_memory_threshold_{tier}_gb"] for tier in TIERS},
     )
     return {
         "micro_batch_rows": batch,
@@ -232,6 +257,26 @@ def _derived(values: Mapping[str, Any], hardware: Hardware) -> dict[str, Any]:
         "schedule": "linear",
         "min_learning_rate_ratio": 0.0,
     }
+
+
+def _idle_keys(values: Mapping[str, Any], memory: float | None) -> dict[str, str]:
+    """Keys that change nothing on this machine, and why: tiers of other cards, and thresholds not looked at."""
+    thresholds = {tier: values[f"gpu_memory_threshold_{tier}_gb"] for tier in TIERS}
+    reached = [tier for tier in TIERS if memory is None or memory >= thresholds[tier]]
+    tier = "small" if memory is None else reached[0] if reached else None
+    machine = "there is no GPU" if memory is None else f"the GPU has {memory:.1f} GB"
+    holds = f"the tier is {tier}" if tier else "that is less than the smallest tier, one row at a time"
+    idle = {f"training.batch_size_{each}": f"{machine}: {holds}" for each in TIERS if each != tier}
+    # From the largest down, until one is reached.
+    looked_at = () if memory is None else TIERS[: TIERS.index(tier) + 1] if tier else TIERS
+    idle |= {
+        f"hardware_monitoring.gpu_memory_threshold_{each}_gb": f"{machine}: {holds}"
+        for each in TIERS
+        if each not in looked_at
+    }
+    if values["override_min_warmup"]:
+        idle["training.warmup_steps_min"] = "override_min_warmup is true"
+    return idle
 
 
 _RESULTS = {
@@ -249,10 +294,9 @@ _RESULTS = {
 }
 
 
-def _with_results(one: Adapted, derived: Mapping[str, Any], values: Mapping[str, Any]) -> Adapted:
+def _with_results(one: Adapted, derived: Mapping[str, Any], idle: Mapping[str, str]) -> Adapted:
     """The same key with what came of it together with others."""
-    if one.key == "training.warmup_steps_min" and values["override_min_warmup"]:
-        return Adapted(key=one.key, value=one.value, outcome="not applicable", detail="override_min_warmup is true")
+    if one.key in idle:
+        return replace(one, outcome="not applicable", detail=idle[one.key])
     names = _RESULTS.get(one.key, ())
-    detail = ", ".join(f"{name}={derived[name]}" for name in names) or one.detail
-    return Adapted(key=one.key, value=one.value, outcome=one.outcome, detail=detail)
+    return replace(one, detail=", ".join(f"{name}={derived[name]}" for name in names) or one.detail)
