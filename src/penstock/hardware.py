@@ -23,7 +23,17 @@ from typing import Any, NamedTuple
 
 from penstock.errors import ConfigError, nearest_first
 
-__all__ = ["PROFILE_NAMES", "Gpu", "Hardware", "default_workers", "gpu_named", "peak_memory_bytes", "probe", "profile"]
+__all__ = [
+    "PROFILE_NAMES",
+    "Gpu",
+    "Hardware",
+    "available_cores",
+    "default_workers",
+    "gpu_named",
+    "peak_memory_bytes",
+    "probe",
+    "profile",
+]
 
 _MIB = 1 << 20
 _GIB = 1 << 30
@@ -201,6 +211,11 @@ def probe() -> Hardware:
 def default_workers(hardware: Hardware) -> int:
     """Worker count of `prepare`: every core the process may use, since encoding is bound by the CPU."""
     return max(1, hardware.cpu_cores)
+
+
+def available_cores() -> int:
+    """Cores that this process may use."""
+    return _available_cores(Path("/"))
 
 
 def peak_memory_bytes(*, children: int = 0) -> int:

@@ -45,6 +45,7 @@ PATIENCE_SECONDS = 60
         {"batch_rows": 2, "world_size": 4},
         {"batch_rows": 4, "prefetch_batches": -1},
         {"batch_rows": 4, "prefetch_batches": -2},
+        {"batch_rows": 4, "fill_threads": 0},
     ],
 )
 def test_impossible_settings_are_refused(sample: Samples, options: dict[str, Any]) -> None:
@@ -68,30 +69,51 @@ class Buffers:
         return any(np.array_equal(batch, tokens) for array in self.arrays if array.ndim == 3 for batch in array)
 
 
-@pytest.mark.parametrize("prefetch", [1, 2, 3, 8])
-def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(sample: Samples, prefetch: int) -> None:
-    """Even when the thread has filled everything it may fill."""
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 8, 13])
+def test_a_batch_stays_as_it_is_until_the_next_is_asked_for(sample: Samples, prefetch: int, threads: int) -> None:
+    """Even when the threads have filled everything they may fill."""
     one = sample("letters")
     plan = plan_concat(one.store, seq_len=20)
     buffers = Buffers()
-    # One stretch is lent; the thread may fill the one after it. They grow from 1 batch to half of what is filled ahead.
+    # One stretch is lent; each thread may fill one of those after it. They grow from 1 batch to a buffer's size.
+    ahead = min(threads, max(1, prefetch - 1))
     ends = [1]
-    while ends[-1] < 12:
-        ends.append(ends[-1] + min(4 ** len(ends), -(-prefetch // 2)))
-    with Loader(plan, batch_rows=3, shuffle=False, prefetch_batches=prefetch, allocate=buffers.allocate) as loader:
+    while len(ends) < 7:
+        ends.append(ends[-1] + min(4 ** len(ends), -(-prefetch // (ahead + 1))))
+    options = {"batch_rows": 3, "shuffle": False, "prefetch_batches": prefetch, "fill_threads": threads}
+    with Loader(plan, **options, allocate=buffers.allocate) as loader:
         allocated = len(buffers.arrays)
-        for number in range(ends[-3]):
+        assert allocated == 3 * (ahead + 1)
+        for number in range(ends[-1 - ahead]):
             batch = next(loader)
-            # The last batch that the thread can fill while this one is out.
-            last = ends[bisect.bisect_right(ends, number) + 1] - 1
-            tokens = [one.train.row(row, 20).tokens for row in range(3 * last, 3 * last + 3)]
-            deadline = time.monotonic() + PATIENCE_SECONDS
-            while not buffers.hold(tokens):
-                assert time.monotonic() < deadline, "the thread doesn't fill ahead"
-                os.sched_yield()
+            # The last batches that the threads can fill while this one is out.
+            stretch = bisect.bisect_right(ends, number)
+            for last in (end - 1 for end in ends[stretch + 1 : stretch + 1 + ahead]):
+                tokens = [one.train.row(row, 20).tokens for row in range(3 * last, 3 * last + 3)]
+                deadline = time.monotonic() + PATIENCE_SECONDS
+                while not buffers.hold(tokens):
+                    assert time.monotonic() < deadline, "the threads don't fill ahead"
+                    os.sched_yield()
             assert any(np.shares_memory(batch.tokens, array) for array in buffers.arrays)
             assert_batch_equals(batch, [one.train.row(row, 20) for row in range(3 * number, 3 * number + 3)])
     assert len(buffers.arrays) == allocated  # buffers are used again, none was added
+
+
+@pytest.mark.parametrize("threads", [None, 2, 5])
+def test_threads_change_nothing_about_the_batches(sample: Samples, threads: int | None) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=7)
+    options = {"batch_rows": 3, "seed": 4}
+    with (
+        Loader(plan, **options, prefetch_batches=24, fill_threads=threads) as many,
+        Loader(plan, **options, prefetch_batches=0) as none,
+    ):
+        for number in range(300):
+            batch, wanted = next(many), next(none)
+            assert batch.position == wanted.position == 3 * number
+            assert batch.rows.tolist() == wanted.rows.tolist()
+            for array in ("tokens", "loss_mask", "cu_seqlens"):
+                np.testing.assert_array_equal(getattr(batch, array), getattr(wanted, array))
 
 
 @pytest.mark.parametrize("prefetch", [0, 1, 8])
@@ -146,12 +168,14 @@ def damaged_positions(sample: Sample, segment: int, byte: int) -> set[int]:
     return positions
 
 
-def assert_damage_is_found(sample: Sample, path: Path, damaged: set[int], *, seq_len: int, prefetch: int) -> None:
+def assert_damage_is_found(
+    sample: Sample, path: Path, damaged: set[int], *, seq_len: int, prefetch: int, threads: int | None = None
+) -> None:
     """Every batch before the first damaged one is right; that one is an error, time and again."""
     with open_store(path) as store:
         plan = plan_concat(store, seq_len=seq_len)
         bad_rows = {row for row in range(plan.num_rows) if damaged & set(range(row * seq_len, (row + 1) * seq_len + 1))}
-        with Loader(plan, batch_rows=2, seed=5, prefetch_batches=prefetch) as loader:
+        with Loader(plan, batch_rows=2, seed=5, prefetch_batches=prefetch, fill_threads=threads) as loader:
             healthy = Loader(plan_concat(sample.store, seq_len=seq_len), batch_rows=2, seed=5, prefetch_batches=0)
             expected = next(healthy)
             while not bad_rows & set(expected.rows.tolist()):
@@ -165,17 +189,17 @@ def assert_damage_is_found(sample: Sample, path: Path, damaged: set[int], *, seq
                 assert loader.position == expected.position  # nothing was given out
 
 
-@pytest.mark.parametrize("prefetch", [0, 1, 2, 8])
+@pytest.mark.parametrize(("prefetch", "threads"), [(0, 1), (1, 1), (2, 1), (8, 1), (8, 2), (12, 5)])
 @pytest.mark.parametrize("segment", [0, 3])
 def test_damage_is_an_error_where_it_is_met_and_stays_one(
-    sample: Samples, tmp_path: Path, prefetch: int, segment: int
+    sample: Samples, tmp_path: Path, prefetch: int, threads: int, segment: int
 ) -> None:
     one = sample("letters")
     path = copy_with_a_flipped_bit(one, tmp_path / "copy", segment, 11)
     damaged = damaged_positions(one, segment, 11)
     assert damaged
     before = set(threading.enumerate())
-    assert_damage_is_found(one, path, damaged, seq_len=4, prefetch=prefetch)
+    assert_damage_is_found(one, path, damaged, seq_len=4, prefetch=prefetch, threads=threads)
     assert set(threading.enumerate()) <= before
 
 

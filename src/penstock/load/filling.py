@@ -7,6 +7,7 @@ is no part of it.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -25,7 +26,8 @@ Integers = npt.NDArray[np.int64]
 
 
 class Filler:
-    """Fills buffers with rows of one stream. A buffer belongs to one thread; fillers may be shared.
+    """Fills buffers with rows of one stream. A buffer belongs to one thread; fillers may be shared, and transforms are
+    asked by one thread at a time.
 
     Args:
         plan: the rows.
@@ -59,6 +61,7 @@ class Filler:
             self.identity["transforms"] = [transform.identity for transform in self.transforms]
         check_identity_size(self.identity)
         self._gatherer = Gatherer(plan)
+        self._transforming = threading.Lock()
         plan.store.expect(plan.documents)
         self._more_borders = sum(transform.extra_borders_per_row for transform in self.transforms)
 
@@ -82,10 +85,15 @@ class Filler:
         self._gatherer.fill(rows, gathered)
         parts = zip(buffer.tokens[:count], buffer.loss_mask[:count], buffer.cu_seqlens[:count], rows, strict=True)
         batches = [Batch(*arrays, position + number * step) for number, arrays in enumerate(parts)]
+        if self.transforms:
+            with self._transforming:
+                self._transform(batches, passes)
+        return batches
+
+    def _transform(self, batches: list[Batch], passes: Integers) -> None:
         for place, transform in enumerate(self.transforms):
             for batch, own_passes in zip(batches, passes, strict=True):
                 transform(batch, row_keys(self.seed, batch.rows, own_passes, salt=place))
-        return batches
 
     def read(self, rows: Integers, passes: Integers, *, position: int = 0) -> Batch:
         """One batch of some rows in memory of its own."""

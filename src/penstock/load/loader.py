@@ -1,9 +1,11 @@
-"""An endless stream of batches from a plan, in a computed order, filled ahead by a thread.
+"""An endless stream of batches from a plan, in a computed order, filled ahead by threads.
 
 Batch k of a global size B holds positions k * B .. (k + 1) * B, whatever the world size; rank r takes the r-th share of
 it. The saved state is the position in rows and the identity of what it is a position in: under 1 KB, restored in
 constant time, good for any world size, worker count and batch size. Worker processes and shared memory are not needed:
-filling a batch takes less than a training step spends waiting for a lock.
+filling a batch takes less than a training step spends waiting for a lock, and most of it without Python's.
+
+Memory: the buffers, one more than there are threads, and of each thread what filling one of them takes.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from penstock.errors import ConfigError
+from penstock.hardware import available_cores
 from penstock.load.filling import Filler
 from penstock.load.gather import Allocate, Batch, StretchBuffer
 from penstock.load.order import Order
@@ -30,6 +34,8 @@ __all__ = ["Loader"]
 # Tokens filled at once where nothing else is asked: enough to spread the cost per call, little enough for the caches.
 STRETCH_TOKENS = 2**20
 MOST_BATCHES_IN_A_STRETCH = 64
+# More threads would wait for Python's lock, or for memory.
+MOST_THREADS = 4
 
 
 class Loader:
@@ -44,8 +50,11 @@ class Loader:
         transforms: applied to each batch as it is filled; see `penstock.load.transforms`.
         rank: which share of each global batch this loader gives.
         world_size: number of shares; must divide `batch_rows`.
-        prefetch_batches: batches filled ahead by a thread, in two stretches; None for two stretches of about a million
-            tokens; 0 fills a stretch on demand in the caller's thread.
+        prefetch_batches: batches that the buffers hold together, those in use and those filled ahead; None for
+            stretches of about a million tokens, one for each thread and one in use; 0 fills a stretch on demand in the
+            caller's thread.
+        fill_threads: threads that fill ahead, a stretch each; None for one per core, at most four. Fewer where
+            `prefetch_batches` leaves them nothing to fill. Changes nothing about the batches.
         allocate: makes buffer memory (pinned memory, for instance).
     """
 
@@ -61,6 +70,7 @@ class Loader:
         rank: int = 0,
         world_size: int = 1,
         prefetch_batches: int | None = None,
+        fill_threads: int | None = None,
         allocate: Allocate = np.empty,
     ) -> None:
         if batch_rows < 1 or world_size < 1 or batch_rows % world_size or not 0 <= rank < world_size:
@@ -72,14 +82,19 @@ class Loader:
             raise ConfigError(
                 f"{prefetch_batches} batches can't be filled ahead", hint="choose 0 (fill on demand) or a few batches"
             )
+        if fill_threads is not None and fill_threads < 1:
+            raise ConfigError(
+                f"{fill_threads} threads can't fill batches",
+                hint="choose 1 or more, or prefetch_batches=0 to fill on demand",
+            )
         self.plan = plan
         self.batch_rows = batch_rows
         self.position = 0
         self._stream = self._new_stream(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
         share = slice(rank * (batch_rows // world_size), (rank + 1) * (batch_rows // world_size))
         self._filler = _Batches(self._stream, batch_rows=batch_rows, share=share)
-        stretch = self._filler.stretch_batches(prefetch_batches)
-        num_buffers = 1 if prefetch_batches == 0 else 2
+        num_buffers = _num_buffers(prefetch_batches, fill_threads)
+        stretch = self._filler.stretch_batches(prefetch_batches, num_buffers)
         self._buffers = [self._filler.new_buffer(stretch, allocate) for _ in range(num_buffers)]
         self._producer: _Producer | None = None
         self._ready: Iterator[Batch] = iter(())
@@ -116,7 +131,7 @@ class Loader:
         if len(self._buffers) > 1:
             if self._producer is None:
                 self._producer = _Producer(self._filler, self._buffers, self.position)
-                weakref.finalize(self, self._producer.stop)  # a loader that is dropped takes its thread along
+                weakref.finalize(self, self._producer.stop)  # a loader that is dropped takes its threads along
             batch = self._producer.next_batch()
         else:
             batch = self._filled_on_demand()
@@ -141,7 +156,7 @@ class Loader:
         self._ready = iter(())
 
     def close(self) -> None:
-        """Ends the thread; the loader can still be used and will start another."""
+        """Ends the threads; the loader can still be used and will start others."""
         self._stop()
 
     def __enter__(self) -> Loader:
@@ -151,8 +166,16 @@ class Loader:
         self.close()
 
 
+def _num_buffers(prefetch_batches: int | None, fill_threads: int | None) -> int:
+    """One in use, and one for each thread that fills; a single one to fill on demand."""
+    if prefetch_batches == 0:
+        return 1
+    threads = min(available_cores(), MOST_THREADS) if fill_threads is None else fill_threads
+    return 1 + (threads if prefetch_batches is None else max(1, min(threads, prefetch_batches - 1)))
+
+
 class _Batches:
-    """This rank's batches at a position. Used by one thread at a time."""
+    """This rank's batches at a position. Threads may share it, each with a buffer of its own."""
 
     def __init__(self, filler: Filler, *, batch_rows: int, share: slice) -> None:
         self._filler = filler
@@ -160,10 +183,10 @@ class _Batches:
         self.batch_rows = batch_rows
         self.own_rows: int = share.stop - share.start
 
-    def stretch_batches(self, prefetch_batches: int | None) -> int:
-        """Batches per stretch: half of what is to be filled ahead, or by rule."""
+    def stretch_batches(self, prefetch_batches: int | None, num_buffers: int) -> int:
+        """Batches per stretch: a buffer's part of what all of them are to hold, or by rule."""
         if prefetch_batches:
-            return -(-prefetch_batches // 2)
+            return -(-prefetch_batches // num_buffers)
         fitting = STRETCH_TOKENS // (self.own_rows * self._filler.plan.seq_len)
         return min(max(fitting, 1), MOST_BATCHES_IN_A_STRETCH)
 
@@ -201,66 +224,78 @@ def _longer(stretch: int, buffer: StretchBuffer) -> int:
 
 
 class _Producer:
-    """The thread that fills stretches ahead of the consumer. An error in it is raised where the batch is asked for.
+    """Threads that fill stretches ahead of the consumer. An error in one is raised where the batch is asked for.
 
-    Two buffers go back and forth: while the consumer uses one, the other is filled. A hand-over costs two thread
-    switches, some 50 µs, more than filling a batch; a stretch shares one.
+    Buffers go back and forth: while the consumer uses one, each thread fills another. A hand-over costs two thread
+    switches, some 50 µs, more than filling a batch; a stretch shares one. Stretch k goes to the k-th place of a ring
+    that has one for each buffer, so whichever is ready first, they are taken in order, and no two ever meet there.
     """
 
     def __init__(self, filler: _Batches, buffers: list[StretchBuffer], position: int) -> None:
-        self._free: queue.SimpleQueue[StretchBuffer | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[tuple[list[Batch], StretchBuffer] | BaseException] = queue.SimpleQueue()
-        for buffer in buffers:
-            self._free.put(buffer)
+        self._work = _Work(filler, buffers, position)
+        self._taken = 0
         self._batches: Iterator[Batch] = iter(())
         self._lent: StretchBuffer | None = None
         self._failure: BaseException | None = None
-        # The thread knows the queues and the filler, not the loader: a loader nobody holds can be collected.
-        self._thread = threading.Thread(
-            target=_produce, args=(filler, position, self._free, self._ready), name="penstock-load", daemon=True
-        )
-        self._thread.start()
+        # The threads know the work and the filler, not the loader: a loader nobody holds can be collected.
+        self._threads = [
+            threading.Thread(target=self._work.run, name=f"penstock-load-{number}", daemon=True)
+            for number in range(len(buffers) - 1)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def next_batch(self) -> Batch:
         """The next batch; asking for it gives up the one before."""
-        batch = next(self._batches, None)
-        if batch is not None:
-            return batch
-        if self._failure is not None:
-            raise self._failure
-        if self._lent is not None:
-            self._free.put(self._lent)
-            self._lent = None
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            self._failure = item
-            raise item
-        batches, self._lent = item
-        self._batches = iter(batches)
-        return next(self._batches)
+        while (batch := next(self._batches, None)) is None:
+            if self._failure is not None:
+                raise self._failure
+            if self._lent is not None:
+                self._work.free.put(self._lent)
+            filled = self._work.ready[self._taken % len(self._work.ready)].get()
+            self._batches, self._failure, self._lent = iter(filled.batches), filled.failure, filled.buffer
+            self._taken += 1
+        return batch
 
     def stop(self) -> None:
-        """Ends the thread and waits for it."""
+        """Ends the threads and waits for them."""
         with contextlib.suppress(queue.Empty):
             while True:
-                self._free.get_nowait()
-        self._free.put(None)
-        self._thread.join()
+                self._work.free.get_nowait()
+        self._work.free.put(None)
+        for thread in self._threads:
+            if thread is not threading.current_thread():  # a loader may be collected in any thread
+                thread.join()
 
 
-def _produce(
-    filler: _Batches,
-    position: int,
-    free: queue.SimpleQueue[StretchBuffer | None],
-    ready: queue.SimpleQueue[tuple[list[Batch], StretchBuffer] | BaseException],
-) -> None:
-    stretch = 1
-    while (buffer := free.get()) is not None:
-        batches, error = filler.fill(position, stretch, buffer)
-        if batches:
-            ready.put((batches, buffer))
-        if error is not None:
-            ready.put(error)
-            return
-        position += stretch * filler.batch_rows
-        stretch = _longer(stretch, buffer)
+@dataclass(frozen=True, slots=True)
+class _Filled:
+    batches: list[Batch]
+    failure: BaseException | None
+    buffer: StretchBuffer
+
+
+class _Work:
+    """What the threads of a producer share: which stretch is next, the free buffers, the ring of filled ones."""
+
+    def __init__(self, filler: _Batches, buffers: list[StretchBuffer], position: int) -> None:
+        self.free: queue.SimpleQueue[StretchBuffer | None] = queue.SimpleQueue()
+        self.ready: list[queue.SimpleQueue[_Filled]] = [queue.SimpleQueue() for _ in buffers]
+        for buffer in buffers:
+            self.free.put(buffer)
+        self._filler = filler
+        self._taking = threading.Lock()
+        self._number, self._position, self._stretch = 0, position, 1
+
+    def run(self) -> None:
+        """Fills one stretch after another until None comes in place of a buffer, or a stretch can't be filled."""
+        failure = None
+        while failure is None and (buffer := self.free.get()) is not None:
+            with self._taking:
+                number, position, stretch = self._number, self._position, self._stretch
+                self._number += 1
+                self._position += stretch * self._filler.batch_rows
+                self._stretch = _longer(stretch, buffer)
+            batches, failure = self._filler.fill(position, stretch, buffer)
+            self.ready[number % len(self.ready)].put(_Filled(batches, failure, buffer))
+        self.free.put(None)  # the next thread ends too

@@ -15,6 +15,7 @@ plan with two or three sources, about 20 % more with six.
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -140,6 +141,7 @@ class MixedFiller(Filler):
         self.schedule = mixture.schedule()
         self._orders = [InBlocks(one) for one in orders]
         self._gatherer = MixedGatherer(mixture)
+        self._transforming = threading.Lock()
         for store in {plan.store for plan in mixture.plans}:
             wanted = [plan.documents for plan in mixture.plans if plan.store is store]
             store.expect(np.sort(np.concatenate(wanted)))

@@ -10,6 +10,7 @@ rows is as cheap as the first.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -162,6 +163,7 @@ class InBlocks:
     def __init__(self, order: Order) -> None:
         self._order = order
         self._latest: tuple[int, Rows] = (-1, np.empty(0, np.int64))
+        self._working = threading.Lock()  # threads that share an order need the same block at the same time
 
     @property
     def num_rows(self) -> int:
@@ -184,12 +186,13 @@ class InBlocks:
         return parts[1] if len(parts) == 2 else np.concatenate(parts)
 
     def _block(self, block: int) -> Rows:
-        number, rows = self._latest  # one assignment, so that threads may share an order
-        if number != block:
-            rows = self._order.rows_at(block * BLOCK_ROWS, BLOCK_ROWS)
-            rows.flags.writeable = False
-            self._latest = block, rows
-        return rows
+        with self._working:
+            number, rows = self._latest
+            if number != block:
+                rows = self._order.rows_at(block * BLOCK_ROWS, BLOCK_ROWS)
+                rows.flags.writeable = False
+                self._latest = block, rows
+            return rows
 
 
 class GroupedByLength:
