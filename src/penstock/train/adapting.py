@@ -18,7 +18,8 @@ from torch import nn
 from penstock.errors import ConfigError, MissingExtraError, nearest_first
 from penstock.train.language_model import LanguageModel
 from penstock.train.model_config import AdapterConfig
-from penstock.train.pretrained import PretrainedModel, quiet_import
+from penstock.train.pretrained import PretrainedModel
+from penstock.train.quiet_imports import quiet_import
 
 __all__ = ["add_adapter", "peft_config", "use_float8"]
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.train.bfloat16_adamw import BFloat16AdamW
+from penstock.train.quiet_imports import quiet_import
 
 __all__ = [
     "allocate_state",
@@ -83,7 +84,8 @@ def build_optimizer(
             f"the run's 8-bit AdamW is that of {library}, which is not installed",
             hint=f"pip install {library}",
         )
-    module = importlib.import_module(f"{library}.optim")
+    with quiet_import():
+        module = importlib.import_module(f"{library}.optim")
     eight_bit: torch.optim.Optimizer = module.AdamW8bit(groups, lr=0.0, betas=betas, eps=eps)
     return eight_bit
 

@@ -14,7 +14,6 @@ Cost: the weights in memory once, one BLAKE3 pass over their files (about 3 GB/s
 
 from __future__ import annotations
 
-import logging
 import mmap
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -34,12 +33,12 @@ from penstock.tokenize.folders import TOKENIZER_FILES, folder_json, holds_tokeni
 from penstock.tokenize.hub import is_hub_id
 from penstock.train.attention import SDPA_BACKENDS
 from penstock.train.language_model import LanguageModel
+from penstock.train.quiet_imports import quiet_import
 from penstock.train.shape import ModelShape
 
 __all__ = [
     "PretrainedModel",
     "load_pretrained",
-    "quiet_import",
     "refuse_another_tokenizer",
     "refuse_felt_neighbours",
     "weights_digest",
@@ -392,20 +391,6 @@ def _true_size(parameter: nn.Parameter) -> torch.Size:
     state: Any = getattr(parameter, "quant_state", None)
     size: torch.Size = parameter.shape if state is None else state.shape
     return size
-
-
-@contextmanager
-def quiet_import() -> Iterator[None]:
-    """torchao, which transformers and peft look for, complains of other machines' kernels when first imported."""
-    loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
-    levels = [each.level for each in loggers]
-    for each in loggers:
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, level in zip(loggers, levels, strict=True):
-            each.setLevel(level)
 
 
 @contextmanager
