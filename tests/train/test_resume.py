@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -137,17 +141,52 @@ def test_a_signal_ends_the_run_after_the_step_and_handlers_come_back(
 def test_a_signal_during_the_last_step_leaves_only_the_evaluation(
     tmp_path: Path, run_training: Train, whole_run: Path
 ) -> None:
-    def interrupt(record: dict[str, object]) -> None:
-        if record["kind"] == "step" and record["step"] == NUM_STEPS:
-            signal.raise_signal(signal.SIGTERM)
-
     folder = tmp_path / "run"
-    result = run_training(folder, on_progress=interrupt)
+    result = run_training(folder, on_progress=_interrupt_at_the_end)
     assert (result.status, result.steps) == ("interrupted", NUM_STEPS)
     result = run_training(folder, resume=True)
     assert result.status == "completed"
     assert result.val_loss == run_training(whole_run, resume=True).val_loss
     assert_equal_runs(folder, whole_run)
+    # Now it is known to be finished: nothing is evaluated once more.
+    assert run_training(folder, resume=True).val_loss == result.val_loss
+    assert "nothing to resume" in events(folder)[-1]
+    assert len([each for each in read_records(folder) if each["kind"] == "evaluation"]) == 2
+
+
+def test_a_kill_while_the_last_state_is_replaced_leaves_a_whole_checkpoint(
+    tmp_path: Path, run_training: Train, set_before_operation: Callable[[Callable[[str, str], None] | None], None]
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def kill(operation: str, path: str) -> None:
+        if "/checkpoints/step-" in path:
+            seen.append(operation)
+            if len(seen) == number:
+                raise KilledError
+
+    folder = tmp_path / "run"
+    run_training(folder, on_progress=_interrupt_at_the_end)
+    last_checkpoint(folder).with_name("state.json.tmp-123-0123abcd").write_bytes(b"half of it")  # of an earlier kill
+    kept, number, seen = tmp_path / "kept", 0, list[str]()
+    shutil.copytree(folder, kept)
+    while len(seen) >= number:  # until an operation that never comes
+        number, seen = number + 1, []
+        shutil.rmtree(folder)
+        shutil.copytree(kept, folder)
+        set_before_operation(kill)
+        with contextlib.suppress(KilledError):
+            run_training(folder, resume=True)
+        set_before_operation(None)
+        assert run_training(folder, resume=True).status == "completed"
+        assert list((folder / "checkpoints").rglob("*.tmp-*")) == []
+    assert number > 3
+
+
+def _interrupt_at_the_end(record: dict[str, object]) -> None:
+    if record["kind"] == "step" and record["step"] == NUM_STEPS:
+        signal.raise_signal(signal.SIGTERM)
 
 
 def test_resuming_a_finished_run_does_nothing_and_says_so(run_training: Train, whole_run: Path) -> None:
@@ -169,9 +208,12 @@ def test_a_damaged_newest_costs_steps_not_the_run(tmp_path: Path, run_training: 
     folder = tmp_path / "run"
     run_training(folder, "stop_after_steps=6")
     (folder / "checkpoints" / "step-00000006" / MODEL_NAME).write_bytes(b"torn")
-    run_training(folder, resume=True)
+    told: list[dict[str, Any]] = []
+    run_training(folder, resume=True, on_progress=told.append)
     assert_equal_runs(folder, whole_run)
-    assert any("step-00000006/model.safetensors" in message for message in events(folder))
+    warnings = [record["message"] for record in told if record["kind"] == "event"]
+    assert any("step-00000006/model.safetensors" in message for message in warnings)
+    assert set(warnings) <= set(events(folder))
 
 
 @pytest.mark.parametrize("change", ["steps=9", "learning_rate=2e-2", "model.num_layers=3", "seed=1", "batch_rows=8"])

@@ -24,9 +24,9 @@ import json
 import mmap
 import os
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,6 @@ from torch import Tensor, nn
 from penstock import fs
 from penstock.errors import DiskError, ResumeError
 from penstock.hashing import digest_of, strong_hash
-from penstock.runlog import RunLog
 
 __all__ = [
     "Checkpoint",
@@ -54,6 +53,7 @@ __all__ = [
     "save_checkpoint",
     "trained_parameters",
     "verified_checkpoint",
+    "with_progress",
 ]
 
 CHECKPOINTS_NAME = "checkpoints"
@@ -184,6 +184,16 @@ def committed(
         ) from damage
 
 
+def with_progress(checkpoint: Checkpoint, progress: Mapping[str, Any]) -> Checkpoint:
+    """The same checkpoint, its run having come further without a step: the state alone is replaced, or stays."""
+    document = {**checkpoint.state, "progress": dict(progress)}
+    document["digest"] = digest_of({key: value for key, value in document.items() if key != "digest"})
+    path, data = checkpoint.path / STATE_NAME, json.dumps(document, indent=1).encode()
+    num_bytes = checkpoint.num_bytes - path.stat().st_size + len(data)
+    fs.write_atomic(path, data)
+    return replace(checkpoint, state=document, num_bytes=num_bytes)
+
+
 def _folder_of(run_folder: Path, step: int) -> Path:
     return run_folder / CHECKPOINTS_NAME / f"step-{step:08d}"
 
@@ -216,16 +226,16 @@ def _step_of(folder: Path) -> int:
     return int(folder.name.removeprefix("step-"))
 
 
-def find_latest(run_folder: Path, *, log: RunLog | None = None) -> Checkpoint | None:
-    """The newest whole checkpoint. Damaged ones on the way are named in `log`; if all are, raises `ResumeError`."""
+def find_latest(run_folder: Path, *, warn: Callable[[str], object] | None = None) -> Checkpoint | None:
+    """The newest whole checkpoint. `warn` is told of damaged ones on the way; if all are, raises `ResumeError`."""
     damages = []
     for folder in checkpoint_folders(run_folder):
         try:
             return _verified(folder)
         except _Damage as damage:
             damages.append(f"{folder.name}/{damage}")
-            if log is not None:
-                log.append("event", message=f"damaged checkpoint passed over: {damages[-1]}")
+            if warn is not None:
+                warn(f"damaged checkpoint passed over: {damages[-1]}")
     if damages:
         raise ResumeError(
             f"none of the {len(damages)} checkpoints in {run_folder} is whole; the newest: {damages[0]}",
@@ -311,8 +321,4 @@ def prune_checkpoints(run_folder: Path, *, keep: int, verified: Checkpoint, prot
 
 def remove_unfinished_saves(run_folder: Path) -> int:
     """Removes what a killed save left behind; returns how many. Call it under the run's lock."""
-    folder = run_folder / CHECKPOINTS_NAME
-    leftovers = [path for path in folder.iterdir() if fs.TEMPORARY_MARK in path.name] if folder.is_dir() else []
-    for path in leftovers:
-        fs.remove_tree(path)
-    return len(leftovers)
+    return fs.remove_leftovers(run_folder / CHECKPOINTS_NAME)

@@ -119,6 +119,9 @@ def train(
             listen(record)
         return record
 
+    def warn(message: str) -> None:
+        tell("event", message=message)
+
     with ExitStack() as stack:
         stack.enter_context(fs.fail_as_disk_error(f"writing the run in {run_folder}:"))
         stack.enter_context(joined(world, device_of_ranks(config.device)))
@@ -129,14 +132,14 @@ def train(
             if world.is_main:
                 fs.make_folder(run_folder)
                 stack.enter_context(fs.FolderLock(run_folder / LOCK_NAME))
-            checkpoint = starting_point(run_folder, log, resume=resume)
+            checkpoint = starting_point(run_folder, warn, resume=resume)
         progress = Progress()
         if checkpoint is not None:
             refuse_another_run(checkpoint, config, store)
             progress = Progress(**checkpoint.state["progress"])
 
         # What is to be done, with what.
-        data = training_data(config, store, mixed_with, log)
+        data = training_data(config, store, mixed_with, warn)
         config, length = with_length(config, data, tell)
         model = new_model(config, data)
         if checkpoint is not None and progress.is_finished:
@@ -170,7 +173,7 @@ def train(
                 config,
                 run_folder,
                 first_step=progress.step,
-                tell_event=lambda message: log.append("event", message=message),
+                tell_event=warn,
                 is_main=world.is_main,
             )
             if world.is_main

@@ -88,7 +88,9 @@ class Run:
     peak_flops: float | None  # of all devices together, where it is known
 
 
-def training_data(config: TrainConfig, store: Store, mixed_with: Mapping[str, Store] | None, log: RunLog) -> Data:
+def training_data(
+    config: TrainConfig, store: Store, mixed_with: Mapping[str, Store] | None, warn: Callable[[str], object]
+) -> Data:
     """The rows of a run on one store, or on a mixture of which `store` is the first."""
     stores = mixed_with or {store.path.name: store}
     mixture = training_mixture(config, stores)
@@ -97,7 +99,7 @@ def training_data(config: TrainConfig, store: Store, mixed_with: Mapping[str, St
         tokenizer=store.tokenizer(),
         rows=rows,
         first_plan=rows.plans[0] if isinstance(rows, Mixture) else rows,
-        held_out=validation_plans(config, stores, log),
+        held_out=validation_plans(config, stores, warn),
     )
 
 

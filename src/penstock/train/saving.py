@@ -41,6 +41,7 @@ from penstock.train.checkpoint import (
     read_tensors,
     save_checkpoint,
     trained_parameters,
+    with_progress,
 )
 from penstock.train.optimizer import load_optimizer_tensors, optimizer_tensors
 from penstock.train.randomness import restore_random_state, saved_random_state, seed_everything
@@ -168,10 +169,17 @@ class Saver:
     def finish(self, run: Run, progress: Progress, *, protected: Collection[str] = ()) -> Checkpoint | None:
         """The checkpoint of the step the run has come to, on rank 0: the last save, awaited, or one made now."""
         self.wait(run)
-        if run.world.from_main(self.newest is None or self.newest.step != progress.step):
+        is_saved = self.newest is not None and self.newest.step == progress.step
+        is_current = is_saved and self.newest is not None and self.newest.state["progress"] == asdict(progress)
+        is_saved, is_current = run.world.from_main([is_saved, is_current])
+        if not is_current:
             error: OSError | DiskError | None = None
             try:
-                self.save(run, progress, is_required=True, protected=protected)
+                if not is_saved:
+                    self.save(run, progress, is_required=True, protected=protected)
+                elif self.newest is not None and run.world.is_main:
+                    # A resumed run had nothing left but its last evaluation: the tensors are as they were.
+                    self.newest = with_progress(self.newest, asdict(progress))
             except (OSError, DiskError) as caught:
                 error = caught
             if run.world.any(error is not None):

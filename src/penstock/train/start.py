@@ -7,14 +7,13 @@ the checkpoint is of another store or config. Also `Progress`, what a run has co
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from penstock.errors import ConfigError, PlanError, ResumeError
 from penstock.pack import Plan, make_plan
 from penstock.pack.mixture import Mixture, make_mixture
-from penstock.runlog import RunLog
 from penstock.store import Store
 from penstock.train.checkpoint import Checkpoint, checkpoint_folders, find_latest, remove_unfinished_saves
 from penstock.train.config import FREE_KEYS, TrainConfig
@@ -85,8 +84,8 @@ class Progress:
             self.evaluations_without_gain += 1
 
 
-def starting_point(run_folder: Path, log: RunLog, *, resume: bool) -> Checkpoint | None:
-    """The checkpoint to go on from. Removes what a killed save left; call it under the run's lock.
+def starting_point(run_folder: Path, warn: Callable[[str], object], *, resume: bool) -> Checkpoint | None:
+    """The checkpoint to go on from; `warn` is told what was found. Removes what a killed save left: call it locked.
 
     Raises:
         ConfigError: the folder holds a run already, and resuming wasn't asked for.
@@ -94,7 +93,7 @@ def starting_point(run_folder: Path, log: RunLog, *, resume: bool) -> Checkpoint
     """
     num_removed = remove_unfinished_saves(run_folder)
     if num_removed:
-        log.append("event", message=f"removed {num_removed} unfinished checkpoints of a run that was killed")
+        warn(f"removed {num_removed} unfinished checkpoints of a run that was killed")
     folders = checkpoint_folders(run_folder)
     if folders and not resume:
         raise ConfigError(
@@ -102,8 +101,8 @@ def starting_point(run_folder: Path, log: RunLog, *, resume: bool) -> Checkpoint
             hint="go on with it with --resume, or start another run with another --out",
         )
     if resume and not folders:
-        log.append("event", message="no checkpoint to resume from: starting at step 0")
-    return find_latest(run_folder, log=log)
+        warn("no checkpoint to resume from: starting at step 0")
+    return find_latest(run_folder, warn=warn)
 
 
 def refuse_another_run(checkpoint: Checkpoint, config: TrainConfig, store: Store) -> None:
@@ -164,15 +163,19 @@ def training_mixture(config: TrainConfig, stores: Mapping[str, Store]) -> Mixtur
     )
 
 
-def validation_plans(config: TrainConfig, stores: Mapping[str, Store], log: RunLog) -> dict[str, Plan]:
-    """The rows of each store's `val` split, by the store's name; one that has none is recorded with the reason."""
+def validation_plans(
+    config: TrainConfig, stores: Mapping[str, Store], warn: Callable[[str], object]
+) -> dict[str, Plan]:
+    """The rows of each store's `val` split, by the store's name; `warn` is told why one has none."""
     plans = {}
     for name, store in stores.items():
         plan, why = _validation_plan(config, store)
         if plan is not None:
             plans[name] = plan
         else:
-            log.append("event", message=f"no held-out evaluation{f' on {name}' if len(stores) > 1 else ''}: {why}")
+            warn(f"no held-out evaluation{f' on {name}' if len(stores) > 1 else ''}: {why}")
+    if not plans and config.patience is not None:
+        warn(f"patience is {config.patience}, which does nothing without held-out rows")
     return plans
 
 
