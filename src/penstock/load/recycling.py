@@ -25,7 +25,7 @@ MOST_SIZES = 8
 SMALLEST_BYTES = 2**16
 ALIGNMENT = 64
 
-_free: dict[int, list[memoryview]] = {}
+_free: dict[int, list[npt.NDArray[np.uint8]]] = {}
 
 
 def recycled_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
@@ -43,18 +43,19 @@ def recycled_empty(shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[
         memory = free.pop()
     except IndexError:  # asked for and taken in one step: threads may share this
         memory = _aligned(size)
-    # Over a memoryview, not over an array: a view of an array over an array would hold that one, and not this.
-    array: npt.NDArray[Any] = np.ndarray(shape, kind, buffer=memory)
-    weakref.finalize(array, _give_back, free, memory).atexit = False
-    return array
+    # A view of an array is, to numpy, one of the array behind it that has the memory, and holds only that. Over a
+    # memoryview, that is this one.
+    lent = np.frombuffer(memory.data, kind)
+    weakref.finalize(lent, _give_back, free, memory).atexit = False
+    return lent.reshape(shape)
 
 
-def _aligned(size: int) -> memoryview:
+def _aligned(size: int) -> npt.NDArray[np.uint8]:
     memory = np.empty(size + ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % ALIGNMENT
-    return memory[begin : begin + size].data
+    return memory[begin : begin + size]
 
 
-def _give_back(free: list[memoryview], memory: memoryview) -> None:
+def _give_back(free: list[npt.NDArray[np.uint8]], memory: npt.NDArray[np.uint8]) -> None:
     if len(free) < MOST_FREE:
         free.append(memory)
