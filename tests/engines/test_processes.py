@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines import can_fork, run_units_in_processes
+from penstock.engines import can_fork, run_side_by_side, run_units_in_processes
 from penstock.errors import InputError, WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes are forked on Linux only")
@@ -153,6 +153,30 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+class TestSideBySide:
+    @pytest.mark.parametrize("count", [0, 1, 2, 5])
+    def test_the_first_here_the_others_elsewhere_results_in_order(self, count: int):
+        results = run_side_by_side(range(count), lambda unit: (unit * unit, os.getpid()))
+        assert [square for square, _ in results] == [unit * unit for unit in range(count)]
+        assert len({pid for _, pid in results}) == count
+        assert [pid == os.getpid() for _, pid in results] == [unit == 0 for unit in range(count)]
+
+    @pytest.mark.parametrize("failing", [0, 1, 2])
+    def test_an_error_anywhere_is_raised_and_nobody_goes_on(self, failing: int):
+        def work(unit: int) -> int:
+            if unit == failing:
+                raise InputError("unit refused", hint="do otherwise")
+            return unit if unit == 0 else time.sleep(0.2 * unit) or unit
+
+        with pytest.raises(InputError, match="unit refused") as caught:
+            run_side_by_side(range(3), work)
+        assert caught.value.hint == "do otherwise"
+
+    def test_a_process_that_is_killed_ends_it_with_a_clear_error(self):
+        with pytest.raises(WorkerDiedError, match="killed by signal 9"):
+            run_side_by_side(range(2), lambda unit: os.kill(os.getpid(), signal.SIGKILL) if unit else None)
 
 
 def test_no_fork_beside_a_thread():

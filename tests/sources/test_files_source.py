@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import socket
 from collections import Counter
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import InputError
 from penstock.sources import FileOptions, FilesSource, PartKind, SkipTally, Unit, UnitText
+from penstock.sources.files import Stretch
 from penstock.sources.hygiene import content_problem, language_of
 
 # Bytes that sort around the slash (0x2f), and some that no terminal should see.
@@ -95,6 +98,50 @@ def test_any_tree_any_unit_size_each_file_once_in_order(
         assert unit.input_bytes - sizes[unit.items[-1].path] < unit_bytes
     assert all(unit.input_bytes >= unit_bytes for unit in units[:-1])
     assert list(files.units(unit_bytes)) == units
+
+
+@settings(max_examples=60, deadline=None)
+@given(paths=trees(), data=st.data())
+def test_stretches_of_a_walk_make_the_whole(
+    tmp_path_factory: pytest.TempPathFactory, paths: list[bytes], data: st.DataObject
+):
+    root = tmp_path_factory.mktemp("tree")
+    for path in paths:
+        write(root, path)
+    files = source(root, hidden=data.draw(st.booleans()))
+    whole = files.changes(Stretch())
+    assert [path for path, *_ in whole] == sorted(paths)
+    places = st.one_of(st.sampled_from(paths), st.binary(min_size=1, max_size=5))
+    borders = [None, *sorted(data.draw(st.lists(places, unique=True, max_size=4))), None]
+    known = {
+        path + facts: number for number, (path, facts, _) in enumerate(whole) if facts and data.draw(st.booleans())
+    }
+    stretches = [Stretch(first=first, end=end, known=known) for first, end in itertools.pairwise(borders)]
+    found = [entry for stretch in stretches for entry in files.changes(stretch)]
+    assert found == [entry for entry in whole if entry[1] is None or entry[0] + entry[1] not in known]
+    assert sorted(number for stretch in stretches for number in stretch.recognised) == sorted(known.values())
+
+
+def test_a_folder_that_cannot_be_opened_says_nothing_of_those_beside_it(tmp_path: Path, monkeypatch):
+    for name in (b".closed/inside.txt", b"beside/inside.txt", b"beside.txt"):
+        write(tmp_path, name)
+    system_open = os.open
+
+    def refuse(path, *more, **options):
+        if os.fsencode(path).endswith(b".closed"):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return system_open(path, *more, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    files = source(tmp_path)
+    whole = files.changes(Stretch())
+    assert [(path, reason) for path, _, reason in whole] == [
+        (b".closed/", "unreadable"),
+        (b"beside.txt", None),
+        (b"beside/inside.txt", None),
+    ]
+    inside = b".closed/middle"  # where two stretches share the folder, one of them tells of it
+    assert files.changes(Stretch(end=inside)) + files.changes(Stretch(first=inside)) == whole
 
 
 def test_creation_order_does_not_matter(tmp_path: Path):

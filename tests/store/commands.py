@@ -240,7 +240,9 @@ def _warm_up() -> None:
 
     from penstock.cli.app import app
     from penstock.sources import sources_from_inputs
-    from penstock.store import PrepareOptions, prepare, verify
+    from penstock.store import PrepareOptions, memory, prepare, verify
+
+    memory.LEAST_FILES_PER_STRETCH = 4  # so that reruns with several workers share the walk here too
 
     with tempfile.TemporaryDirectory() as folder:
         source, store = Path(folder, "source"), Path(folder, "store")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import pyarrow.parquet
 
 from penstock.hashing import checksum_hex, digest_of, strong_hash
 from penstock.sources import Document, FilesSource, Part, SkipTally, Unit, UnitText
+from penstock.sources.files import FileEntry
 from penstock.store import PrepareOptions, PrepareResult, Store, prepare
 from penstock.store.layout import INDEX_ARRAYS, block_checksums, manifest_name
 from penstock.tokenize import Tokenizer, TokenizerSpec
@@ -77,8 +78,8 @@ def files(folder: Path, name: str = "corpus") -> FilesSource:
 class AgedFiles(FilesSource):
     """Files whose disk's clock is an hour behind: none of them looks as if it had changed a moment ago."""
 
-    def units(self, unit_bytes: int) -> Iterator[Unit]:
-        for unit in super().units(unit_bytes):
+    def units_of(self, entries: Iterable[FileEntry], unit_bytes: int) -> Iterator[Unit]:
+        for unit in super().units_of(entries, unit_bytes):
             yield dataclasses.replace(unit, newest_change_ns=unit.newest_change_ns - HOUR_NS)
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 
-from penstock.errors import ConfigError
+from penstock import fs
+from penstock.errors import ConfigError, DiskError
 from penstock.sources import FilesSource, InputOptions, TableOptions, Unit, UnitText, sources_from_inputs
 from penstock.sources.hygiene import CleaningOptions
 from penstock.store import memory, open_store, prepare, verify
@@ -104,17 +107,66 @@ def test_the_same_size_and_time_with_other_content_is_seen(scratch, corpus):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_any_series_of_changes_ends_where_a_fresh_build_does(scratch, corpus, seed):
+def test_any_series_of_changes_ends_where_a_fresh_build_does(scratch, corpus, seed, monkeypatch):
     chance = random.Random(seed)
+    workers = 1 + seed % 4  # with several, the walk is shared among processes
+    monkeypatch.setattr(memory, "LEAST_FILES_PER_STRETCH", 1)
     for step in range(4):
         for _ in range(chance.randrange(1, 4)):
             _change(corpus, chance, step)
-        result = build(scratch / "store", files(corpus), unit_bytes=chance.choice([1, 300, 10**6]))
+        unit_bytes = chance.choice([1, 300, 10**6])
+        result = build(scratch / "store", files(corpus), unit_bytes=unit_bytes, workers=workers)
     fresh = build(scratch / "fresh", files(corpus))
     assert result.manifest.digest == fresh.manifest.digest
     assert result.manifest.counts == fresh.manifest.counts
     assert verify(scratch / "store") == []
     assert read_by(scratch / "store", corpus)[0] == []
+
+
+class TestSharedWalk:
+    """Where many files are remembered, several processes walk, and each begins with what it finds changed."""
+
+    @pytest.fixture(autouse=True)
+    def _few_files_are_many(self, monkeypatch):
+        monkeypatch.setattr(memory, "LEAST_FILES_PER_STRETCH", 1)
+
+    def test_counts_as_if_one_process_had_walked(self, scratch, corpus):
+        build(scratch / "store", files(corpus))
+        shutil.copytree(scratch / "store", scratch / "copy")
+        update_corpus(corpus)
+        alone, shared = (
+            build(scratch / name, files(corpus), workers=workers) for name, workers in (("store", 1), ("copy", 3))
+        )
+        assert shared.manifest.digest == alone.manifest.digest
+        assert shared.manifest.counts == alone.manifest.counts
+        assert shared.manifest.skipped_examples == alone.manifest.skipped_examples
+        assert (shared.documents_reused, shared.units_taken_over) == (alone.documents_reused, 0)
+        assert not build(scratch / "copy", files(corpus), workers=3).committed
+
+    def test_more_than_a_unit_of_changes_in_each_stretch(self, scratch, corpus):
+        build(scratch / "store", files(corpus))
+        for path in corpus.rglob("*.txt"):
+            path.write_bytes(path.read_bytes() + b"changed\n")
+        result = build(scratch / "store", files(corpus), workers=2, unit_bytes=1)
+        assert result.units > 4
+        assert result.manifest.digest == build(scratch / "fresh", files(corpus)).manifest.digest
+
+    def test_an_error_in_another_process_is_raised_and_nothing_is_committed(self, scratch, corpus, monkeypatch):
+        build(scratch / "store", files(corpus))
+        last = max(corpus.rglob("*.txt"), key=bytes)
+        last.write_text("changed\n")
+        here = os.getpid()
+
+        def refuse(operation: str, path: str) -> None:
+            if os.getpid() != here:
+                raise OSError(errno.EIO, "Input/output error")
+
+        monkeypatch.setattr(fs, "before_operation", refuse)
+        with pytest.raises(DiskError, match="Input/output error"):
+            build(scratch / "store", files(corpus), workers=2)
+        monkeypatch.undo()
+        assert open_store(scratch / "store").manifest.version == 1
+        assert build(scratch / "store", files(corpus), workers=2).manifest.version == 2
 
 
 def _change(corpus: Path, chance: random.Random, step: int) -> None:

@@ -15,10 +15,11 @@ from __future__ import annotations
 import operator
 import os
 import stat
+import struct
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from penstock import fs
@@ -27,7 +28,7 @@ from penstock.sources.document import Document, Part, SkipTally
 from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
 from penstock.sources.source import Unit, UnitText
 
-__all__ = ["FileItem", "FileMemory", "FileOptions", "FilesSource"]
+__all__ = ["PACKED_FACTS", "FileEntry", "FileItem", "FileMemory", "FileOptions", "FilesSource", "Stretch"]
 
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
@@ -36,9 +37,13 @@ FILE_NAME_ENCODING, FILE_NAME_ERRORS = sys.getfilesystemencoding(), sys.getfiles
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
-_Entry = tuple[bytes, "os.stat_result | None", str | None]
-"""Relative path, of a folder with a slash behind it; of a file, its facts or the reason to leave it out."""
+PACKED_FACTS = struct.Struct("<4q")
+"""Size, modified and changed in ns, inode: what tells whether a file changed."""
+
+FileEntry = tuple[bytes, bytes | None, str | None]
+"""Relative path, of a folder with a slash behind it; of a file, its packed facts or the reason to leave it out."""
 _PATH = operator.itemgetter(0)
+DOT = ord(".")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,17 +65,52 @@ class FileItem(NamedTuple):
 
 
 class FileMemory(Protocol):
-    """What is known of the files of an earlier walk."""
+    """Who wants to know of the files of a walk."""
 
-    def recognises(self, path: bytes, facts: os.stat_result) -> bool:
-        """Whether this file is the one of that walk, so that what became of it then holds; called in order of path."""
+    def saw(self, path: bytes, facts: bytes) -> None:
+        """Called for each file that is taken, with its packed facts, in order of path."""
+
+
+@dataclass(kw_only=True)
+class Stretch:
+    """A part of a walk, and what is known of it from an earlier one.
+
+    Attributes:
+        first: where it begins; None: at the beginning.
+        end: the path before which it ends; None: at the end.
+        known: number by path and packed facts, joined, of the files of the earlier walk.
+        recognised: the numbers of those that are what they were, as the walk finds them.
+    """
+
+    first: bytes | None = None
+    end: bytes | None = None
+    known: Mapping[bytes, int] = field(default_factory=dict)
+    recognised: list[int] = field(default_factory=list)
+
+    def holds(self, path: bytes) -> bool:
+        """Whether a path lies in it."""
+        return (self.first is None or self.first <= path) and (self.end is None or path < self.end)
+
+    def touches(self, folder: bytes) -> bool:
+        """Whether anything below a folder (given with its slash) may lie in it."""
+        return (self.first is None or self.first < _after(folder)) and (self.end is None or folder < self.end)
+
+    def covers(self, folder: bytes) -> bool:
+        """Whether everything below a folder (given with its slash; empty: the root) lies in it."""
+        begins_before = self.first is None or (bool(folder) and self.first <= folder)
+        return begins_before and (self.end is None or (bool(folder) and _after(folder) <= self.end))
+
+
+def _after(folder: bytes) -> bytes:
+    """What sorts right behind everything below a folder that is given with its slash."""
+    return folder[:-1] + b"0"  # the character behind the slash
 
 
 class FilesSource:
     """The files below a folder, or one file.
 
     Attributes:
-        memory: asked about each file by `units`, which leaves out those that it recognises. None: all are taken.
+        memory: told of each file that `units` takes; None: nobody is.
 
     Args:
         name: first part of the documents' keys.
@@ -112,15 +152,21 @@ class FilesSource:
 
     def units(self, unit_bytes: int) -> Iterator[Unit]:
         """Runs of files of at least `unit_bytes` together, the last one perhaps less."""
+        entries = self._walk(Stretch())
+        return self.units_of(entries if self.memory is None else _told(entries, self.memory), unit_bytes)
+
+    def changes(self, stretch: Stretch) -> list[FileEntry]:
+        """Everything in a stretch of the walk that isn't recognised, in order of path."""
+        return list(self._walk(stretch))
+
+    def units_of(self, entries: Iterable[FileEntry], unit_bytes: int) -> Iterator[Unit]:
+        """The units that these entries make, cut like those of `units`."""
         builder = _UnitBuilder(self.name)
-        recognises = self.memory.recognises if self.memory is not None else None
-        for path, entry_stat, reason in self._walk():
-            if entry_stat is None or reason is not None:
+        for path, facts, reason in entries:
+            if facts is None:
                 builder.skip(reason or "unreadable", path, self._key(path))
                 continue
-            if recognises is not None and recognises(path, entry_stat):
-                continue
-            builder.add(path, entry_stat)
+            builder.add(path, facts)
             if builder.input_bytes >= unit_bytes:
                 yield builder.finish()
                 builder = _UnitBuilder(self.name)
@@ -191,60 +237,100 @@ class FilesSource:
         finally:
             os.close(descriptor)
 
-    def _walk(self) -> Iterator[tuple[bytes, os.stat_result | None, str | None]]:
-        """(relative path, facts, reason to leave it out) of everything that isn't a folder, by byte order of path.
+    def _walk(self, stretch: Stretch) -> Iterator[FileEntry]:
+        """Everything that isn't a folder and isn't recognised, by byte order of path.
 
-        There are facts or a reason, never both: what is left out needn't be asked about.
+        There are facts or a reason to leave it out, never both: what is left out needn't be asked about.
         """
         root_stat = os.lstat(self._root)
         if not stat.S_ISDIR(root_stat.st_mode):
-            yield self._single_file(root_stat)
+            if (entry := self._single_file(root_stat, stretch)) is not None:
+                yield entry
             return
         # Each level: an iterator over a sorted listing and the reason inherited from the folder.
-        levels: list[tuple[Iterator[_Entry], str | None]] = [(iter(self._listing(b"", None)), None)]
+        levels: list[tuple[Iterator[FileEntry], str | None]] = [(iter(self._listing(b"", None, stretch)), None)]
         while levels:
             listing, inherited = levels[-1]
             for path, facts, reason in listing:
                 if facts is not None or reason is not None:
                     yield path, facts, reason
                     continue
-                path = path[:-1]
-                inherited = inherited or self._folder_problem(path.rpartition(b"/")[2])
+                folder = path[:-1]
+                below = inherited or self._folder_problem(folder.rpartition(b"/")[2])
                 try:
-                    levels.append((iter(self._listing(path, inherited)), inherited))
+                    levels.append((iter(self._listing(folder, below, stretch)), below))
                 except OSError as error:
                     fs.raise_if_exhausted(error)
-                    yield path + b"/", None, "unreadable"
+                    if stretch.holds(path):  # of two stretches that share a folder, one tells of it
+                        yield path, None, "unreadable"
                     continue
                 break
             else:
                 levels.pop()
 
-    def _single_file(self, facts: os.stat_result) -> tuple[bytes, os.stat_result | None, str | None]:
+    def _single_file(self, facts: os.stat_result, stretch: Stretch) -> FileEntry | None:
         """The root itself, when it is no folder. It was named by the user, so neither hidden nor vendored."""
+        if not stretch.holds(b""):
+            return None
         if not stat.S_ISREG(facts.st_mode):
             return b"", None, "symlink" if stat.S_ISLNK(facts.st_mode) else "special"
-        reason = self._rules.problem(os.path.basename(self._root)) or self._size_problem(facts)
-        return (b"", None, reason) if reason else (b"", facts, None)
+        if reason := self._rules.problem(os.path.basename(self._root)) or self._size_problem(facts):
+            return b"", None, reason
+        packed = _packed(facts)
+        if (number := stretch.known.get(packed)) is not None:
+            stretch.recognised.append(number)
+            return None
+        return b"", packed, None
 
-    def _listing(self, folder: bytes, inherited: str | None) -> list[_Entry]:
+    def _listing(self, folder: bytes, inherited: str | None, stretch: Stretch) -> list[FileEntry]:
         """Entries so sorted that whole paths come in byte order: a folder sorts as if its name ended in a slash."""
         # Through a descriptor, because scandir by name would follow a link that took the folder's place.
         descriptor = os.open(self._absolute(folder), FOLDER_FLAGS | (os.O_NOFOLLOW if folder else 0))
         prefix = folder + b"/" if folder else b""
-        entries: list[_Entry] = []
+        entries: list[FileEntry] = []
+        # This loop is most of a rerun in which little changed: what it needs is at hand, and calls are few.
+        is_whole, number_of, recognise = stretch.covers(prefix), stretch.known.get, stretch.recognised.append
+        outside, has_rules, largest, pack = (
+            self._outside,
+            self._has_rules,
+            self._options.max_file_bytes,
+            PACKED_FACTS.pack,
+        )
         try:
             with os.scandir(descriptor) as scan:
                 for entry in scan:
                     name = entry.name.encode(FILE_NAME_ENCODING, FILE_NAME_ERRORS)  # os.fsencode, at half its cost
-                    if name in self._outside:
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        entries.append((prefix + name + b"/", None, None))
+                    if name in outside:
                         continue
                     path = prefix + name
-                    reason = inherited or self._name_problem(entry, name, path)
-                    entries.append((path, None, reason) if reason else (path, *self._facts(entry)))
+                    is_file = entry.is_file(follow_symlinks=False)
+                    if not is_file and entry.is_dir(follow_symlinks=False):
+                        if is_whole or stretch.touches(path + b"/"):
+                            entries.append((path + b"/", None, None))
+                        continue
+                    if not is_whole and not stretch.holds(path):
+                        continue
+                    reason = inherited
+                    if reason is None and (not is_file or has_rules or name[0] == DOT):
+                        reason = self._name_problem(entry, name, path)
+                    if reason is not None:
+                        entries.append((path, None, reason))
+                        continue
+                    try:  # asked while the folder is open: half of what it costs by whole path
+                        facts = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        entries.append((path, None, "unreadable"))  # it vanished since it was listed
+                        continue
+                    size = facts.st_size
+                    if size > largest:
+                        entries.append((path, None, "too-large"))
+                        continue
+                    packed = pack(size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+                    number = number_of(path + packed)
+                    if number is None:
+                        entries.append((path, packed, None))
+                    else:
+                        recognise(number)
         finally:
             os.close(descriptor)
         entries.sort(key=_PATH)
@@ -265,16 +351,20 @@ class FilesSource:
             return "hidden"
         return self._rules.problem(path) if self._has_rules else None
 
-    def _facts(self, entry: os.DirEntry[str]) -> tuple[os.stat_result | None, str | None]:
-        """A file's facts, asked while its folder is open: half of what they cost by whole path."""
-        try:
-            facts = entry.stat(follow_symlinks=False)
-        except OSError:
-            return None, "unreadable"  # it vanished since it was listed
-        return (facts, None) if facts.st_size <= self._options.max_file_bytes else (None, "too-large")
-
     def _size_problem(self, facts: os.stat_result) -> str | None:
         return "too-large" if facts.st_size > self._options.max_file_bytes else None
+
+
+def _packed(facts: os.stat_result) -> bytes:
+    return PACKED_FACTS.pack(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def _told(entries: Iterable[FileEntry], memory: FileMemory) -> Iterator[FileEntry]:
+    """The same entries, with the memory told of each file."""
+    for entry in entries:
+        if entry[1] is not None:
+            memory.saw(entry[0], entry[1])
+        yield entry
 
 
 class _OpenFolder:
@@ -325,13 +415,15 @@ class _UnitBuilder:
         self._facts: list[bytes] = []
         self._numbers: list[int] = []
 
-    def add(self, path: bytes, facts: os.stat_result) -> None:
+    def add(self, path: bytes, facts: bytes) -> None:
         """Adds a file with the facts that tell whether it changed."""
-        self.items.append(FileItem(path, facts.st_size))
-        self.input_bytes += facts.st_size
-        self._newest_change_ns = max(self._newest_change_ns, facts.st_mtime_ns, facts.st_ctime_ns)
+        numbers = PACKED_FACTS.unpack(facts)
+        size, modified_ns, changed_ns, _ = numbers
+        self.items.append(FileItem(path, size))
+        self.input_bytes += size
+        self._newest_change_ns = max(self._newest_change_ns, modified_ns, changed_ns)
         self._facts.append(path)
-        self._numbers += (facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+        self._numbers += numbers
 
     def skip(self, reason: str, path: bytes, key: bytes) -> None:
         """Counts an entry left out; the counts are part of what a finished unit stood for."""

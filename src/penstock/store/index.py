@@ -44,6 +44,7 @@ __all__ = [
     "digest_columns",
     "exclusion_reasons",
     "joined_values",
+    "numbers_of",
     "perhaps_repeated",
     "skips_before_index",
 ]
@@ -114,8 +115,8 @@ def build_index(
         near_figures = _exclude_near_copies(signed, split, reason, threshold=decisions.near_threshold)
     arrays = {
         "segment": _positions(documents["segment"], used),
-        "offset": _numbers(documents["offset"]),
-        "length": _numbers(documents["length"]),
+        "offset": numbers_of(documents["offset"]),
+        "length": numbers_of(documents["length"]),
         "split": split,
         "source": _positions(documents["source"], list(sources)),
         "reason": reason,
@@ -142,10 +143,10 @@ def _splits(documents: pa.Table, decisions: Decisions) -> tuple[Decisions, npt.N
     if decisions.by_source:
         return decisions, splits_of_sources(documents["source"].to_pylist(), decisions.shares)
     if decisions.time is None:
-        return decisions, split_numbers(_numbers(documents["group_hash"]), decisions.shares)
+        return decisions, split_numbers(numbers_of(documents["group_hash"]), decisions.shares)
     times = times_of(documents["facts"].to_pylist(), decisions.time.fact)
     if decisions.time.cuts is None:
-        drawn = decisions.time.drawn(times, _numbers(documents["length"]), decisions.shares)
+        drawn = decisions.time.drawn(times, numbers_of(documents["length"]), decisions.shares)
         decisions = dataclasses.replace(decisions, time=drawn)
     return decisions, decisions.time.splits(times)  # type: ignore[union-attr]
 
@@ -271,16 +272,16 @@ def _refuse_equal_keys(documents: pa.Table) -> None:
         )
 
 
-def _numbers(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+def numbers_of(column: pa.ChunkedArray | pa.Array) -> npt.NDArray[Any]:
     """A column as an array, by its buffer: Arrow's own conversion imports pandas where that is installed."""
-    array = column.combine_chunks()
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     kind = np.dtype(array.type.to_pandas_dtype())
     return np.frombuffer(array.buffers()[1], kind)[array.offset : array.offset + len(array)]
 
 
 def _positions(column: pa.ChunkedArray, names: list[str]) -> npt.NDArray[Any]:
     """Each value's position in `names`."""
-    return _numbers(pa.compute.index_in(column, value_set=arrow_array(names, pa.string())))
+    return numbers_of(pa.compute.index_in(column, value_set=arrow_array(names, pa.string())))
 
 
 def _binary(column: pa.ChunkedArray) -> tuple[npt.NDArray[np.uint64], bytes]:
@@ -329,7 +330,7 @@ def _counts(
 ) -> dict[str, Any]:
     kept = arrays["reason"] == KEPT
     length = arrays["length"].astype(np.uint64)
-    size = _numbers(provenance["text_bytes"])
+    size = numbers_of(provenance["text_bytes"])
     skipped: dict[str, int] = {}
     for record in records:
         for reason, count in record.skips.counts.items():

@@ -9,18 +9,17 @@ whose facts differ in any way is read: the facts are never trusted over the cont
     walk -> recognised files and units -> rows of the latest version, as they are
          -> the rest                   -> read, cleaned, encoded if the content is new
 
-Memory: 60 bytes and the name per file.
+Memory: 60 bytes and the name per file, four times that while it is walked.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-import struct
+import operator
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +28,10 @@ import pyarrow.compute
 
 from penstock import fs
 from penstock.hashing import strong_hash
-from penstock.sources import SkipTally, Unit
+from penstock.sources import SkipTally, Unit, printable
+from penstock.sources.document import EXAMPLES_PER_REASON
+from penstock.sources.files import PACKED_FACTS, FileEntry, Stretch
+from penstock.store.index import joined_values, numbers_of
 from penstock.store.layout import CACHE
 from penstock.store.reader import Store
 from penstock.store.writer import arrow_array, decode_table, encode_table
@@ -42,9 +44,12 @@ RACY_NANOSECONDS = 2 * 10**9
 DOCUMENT = ""
 """The outcome of a file that became a document; other outcomes are reasons to leave it out."""
 
-_PACKED = struct.Struct("<4q")  # size, modified and changed in ns, inode
-_NEVER = b"\xff" * _PACKED.size  # no file has a negative size: an entry that is never recognised
-_BATCH_ROWS = 2**14
+NEVER = -1  # no file has a negative size: facts that are never met
+
+# For fewer, another process to walk them takes longer than it helps.
+LEAST_FILES_PER_STRETCH = 2**12
+
+FACTS_PER_FILE = PACKED_FACTS.size // 8
 
 _Numbers = npt.NDArray[np.int64]
 
@@ -66,44 +71,58 @@ class SourceMemory:
         self._key_prefix = name.encode() + b"/"
         self._task = task
         self._rows = _rows_of(previous, name)
-        self._files: Iterator[tuple[bytes, bytes, str]] = iter(())
+        # Of the files remembered, in order of path: the outcome is a position in `_names`.
+        self._paths = arrow_array([], pa.binary())
+        self._facts = np.empty((0, FACTS_PER_FILE), np.int64)
+        self._outcomes = np.empty(0, np.int32)
+        self._names = [DOCUMENT]
         self._units: dict[str, tuple[_Numbers, SkipTally]] = {}
         self._read_before_ns = 0
         self.num_remembered = 0
         if believe and previous is not None:
             self._load(previous.digest)
-        self._next_file = next(self._files, None)
-        self._file_rows = iter(self._rows.tolist())
         # What this run sees.
+        self._is_recognised = np.zeros(len(self._paths), np.bool_)
         self._seen_paths: list[bytes] = []
         self._seen_facts: list[bytes] = []
-        self._seen_outcomes: list[Any] = []  # None: not known before the file is read
         self._recognised_rows = array("q")
         self._seen_units: list[tuple[str, Sequence[bytes] | None, SkipTally]] = []
-        self.recognised_skips = SkipTally()
+        self._skips_of_units = SkipTally()
 
-    def recognises(self, path: bytes, facts: os.stat_result) -> bool:
-        """Whether this file is the one that was read for the latest version; called in order of path."""
-        while self._next_file is not None and self._next_file[0] < path:
-            self._forget()
-        packed = _PACKED.pack(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+    @property
+    def num_files(self) -> int:
+        """How many files are remembered."""
+        return len(self._paths)
+
+    def stretches(self, most: int) -> list[range]:
+        """The files remembered, by number, cut into at most so many runs of about one length."""
+        count = max(1, min(most, self.num_files // LEAST_FILES_PER_STRETCH))
+        borders = [self.num_files * number // count for number in range(count + 1)]
+        return [range(first, end) for first, end in itertools.pairwise(borders)]
+
+    def stretch(self, numbers: range) -> Stretch:
+        """The part of the walk in which these files lie, and they themselves."""
+        paths = self._paths.slice(numbers.start, len(numbers)).to_pylist()
+        packed = self._facts[numbers.start : numbers.stop].tobytes()
+        size = PACKED_FACTS.size
+        keys = map(operator.add, paths, [packed[at : at + size] for at in range(0, len(packed), size)])
+        return Stretch(
+            first=None if numbers.start == 0 else paths[0],
+            end=None if numbers.stop == self.num_files else self._paths[numbers.stop].as_py(),
+            known=dict(zip(keys, numbers, strict=True)),
+        )
+
+    def saw(self, path: bytes, facts: bytes) -> None:
+        """Notes a file that isn't recognised; called in order of path."""
         self._seen_paths.append(path)
-        self._seen_facts.append(packed)
-        known = self._next_file
-        if known is None or known[0] != path:
-            self._seen_outcomes.append(None)
-            return False
-        if known[1] != packed:
-            self._forget()
-            self._seen_outcomes.append(None)
-            return False
-        self._next_file = next(self._files, None)
-        self._seen_outcomes.append(known[2])
-        if known[2] == DOCUMENT:
-            self._recognised_rows.append(next(self._file_rows))
-        else:
-            self.recognised_skips.add(known[2], self._key(path))
-        return True
+        self._seen_facts.append(facts)
+
+    def saw_stretch(self, recognised: npt.NDArray[np.int64], changes: Sequence[FileEntry]) -> None:
+        """Notes a part of the walk: the numbers of the files recognised, and the rest of what was found."""
+        self._is_recognised[recognised] = True
+        for path, facts, _ in changes:
+            if facts is not None:
+                self.saw(path, facts)
 
     def recognises_unit(self, unit: Unit) -> bool:
         """Whether this unit is one that was read for the latest version."""
@@ -112,7 +131,7 @@ class SourceMemory:
             return False
         rows, skips = known
         self._recognised_rows.extend(rows.tolist())
-        self.recognised_skips.merge([skips])
+        self._skips_of_units.merge([skips])
         self._seen_units.append((unit.fingerprint, None, skips))
         return True
 
@@ -123,13 +142,31 @@ class SourceMemory:
     @property
     def recognised_rows(self) -> _Numbers:
         """The documents of the latest version that are taken over, by number."""
-        return np.array(self._recognised_rows, np.int64)
+        is_document = self._outcomes == self._names.index(DOCUMENT)
+        of_files = self._rows[np.flatnonzero(self._is_recognised[is_document])] if self.num_files else self._rows[:0]
+        return np.concatenate([of_files, np.array(self._recognised_rows, np.int64)])
+
+    @property
+    def recognised_skips(self) -> SkipTally:
+        """What was left out of the inputs that are recognised."""
+        tally = SkipTally()
+        for code, name in enumerate(self._names):
+            numbers = np.flatnonzero(self._is_recognised & (self._outcomes == code)) if name != DOCUMENT else ()
+            if len(numbers):
+                examples = [self._key(self._paths[int(number)].as_py()) for number in numbers[:EXAMPLES_PER_REASON]]
+                tally.merge([SkipTally({name: len(numbers)}, {name: [printable(key) for key in examples]})])
+        tally.merge([self._skips_of_units])
+        return tally
 
     @property
     def is_unchanged(self) -> bool:
         """Whether the source is what it was: everything recognised, nothing missing."""
-        seen = len(self._seen_paths) + len(self._seen_units)
-        return len(self._recognised_rows) == len(self._rows) and seen == self.num_remembered > 0
+        recognised = int(self._is_recognised.sum()) + len(self._seen_units)
+        return not self._seen_paths and recognised == self.num_remembered > 0 and self._has_all_rows
+
+    @property
+    def _has_all_rows(self) -> bool:
+        return len(self.recognised_rows) == len(self._rows)
 
     def save(
         self, *, started_ns: int, digest: str, keys: pa.ChunkedArray, left_out: dict[bytes, str], latest: Store | None
@@ -144,7 +181,7 @@ class SourceMemory:
             latest: the version that `recognised_rows` count in.
         """
         facts = {"task": self._task, "digest": digest, "started_ns": started_ns, "name": self._name}
-        files = bool(self._seen_paths)
+        files = bool(self._seen_paths) or bool(self._is_recognised.any())
         table = self._files_table(started_ns, keys, left_out) if files else self._units_table(keys, latest)
         if table is None:
             fs.remove_file(self._path)
@@ -153,12 +190,6 @@ class SourceMemory:
 
     def _key(self, path: bytes) -> bytes:
         return self._key_prefix + path if path else self._key_prefix[:-1]
-
-    def _forget(self) -> None:
-        """Goes past a file that is gone or changed; its row of the latest version goes with it."""
-        if self._next_file is not None and self._next_file[2] == DOCUMENT:
-            next(self._file_rows)
-        self._next_file = next(self._files, None)
 
     def _load(self, digest: str) -> None:
         loaded = decode_table(self._path)
@@ -170,7 +201,7 @@ class SourceMemory:
         self._read_before_ns = facts["started_ns"]
         self.num_remembered = table.num_rows
         if "path" in table.column_names:
-            self._files = _remembered_files(table)
+            self._load_files(table)
         else:
             rows, ends = _flat_rows(table["rows"])
             starts = np.concatenate([[0], ends[:-1]])
@@ -181,23 +212,39 @@ class SourceMemory:
                 )
             }
 
+    def _load_files(self, table: pa.Table) -> None:
+        outcomes = table["outcome"].combine_chunks()
+        names = outcomes.dictionary.to_pylist()
+        if DOCUMENT not in names or (numbers_of(outcomes.indices) == names.index(DOCUMENT)).sum() != len(self._rows):
+            self.num_remembered = 0  # rows are found by counting
+            return
+        self._paths = table["path"].combine_chunks()
+        self._facts = np.frombuffer(joined_values(table["facts"]), np.int64).reshape(-1, FACTS_PER_FILE)
+        self._outcomes, self._names = numbers_of(outcomes.indices), names
+
     def _files_table(self, started_ns: int, keys: pa.ChunkedArray, left_out: dict[bytes, str]) -> pa.Table | None:
-        paths = self._seen_paths
-        outcomes = self._seen_outcomes
-        for place in [place for place, outcome in enumerate(outcomes) if outcome is None]:
-            outcomes[place] = left_out.get(self._key(paths[place]), DOCUMENT)
-        names = sorted(set(outcomes) | {DOCUMENT})
-        codes = np.fromiter(map({name: code for code, name in enumerate(names)}.__getitem__, outcomes), np.int32)
-        path_column = arrow_array(paths, pa.binary())
-        if not self._are_documents(path_column, codes == names.index(DOCUMENT), keys):
+        kept = np.flatnonzero(self._is_recognised)
+        seen = [left_out.get(self._key(path), DOCUMENT) for path in self._seen_paths]
+        names = [*self._names, *sorted(set(seen) - set(self._names))]
+        code = {name: number for number, name in enumerate(names)}
+        codes = np.concatenate([self._outcomes[kept], np.array([code[name] for name in seen], np.int32)])
+        paths = pa.concat_arrays(
+            [self._paths.take(arrow_array(kept, pa.int64())), arrow_array(self._seen_paths, pa.binary())]
+        )
+        facts = np.frombuffer(b"".join(self._seen_facts), np.int64).reshape(-1, FACTS_PER_FILE)
+        facts = np.concatenate([self._facts[kept], facts])
+        if len(kept) and seen:  # else they are in order
+            order = pyarrow.compute.sort_indices(paths)
+            paths, codes, facts = paths.take(order), codes[numbers_of(order)], facts[numbers_of(order)]
+        if not self._are_documents(paths, codes == code[DOCUMENT], keys):
             return None  # rows are found by counting; where that doesn't hold, nothing may be remembered
-        numbers = np.frombuffer(b"".join(self._seen_facts), "<i8").reshape(len(paths), -1)
-        for place in np.flatnonzero(numbers[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS).tolist():
-            self._seen_facts[place] = _NEVER
+        facts[facts[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS] = NEVER
         return pa.table(
             {
-                "path": path_column,
-                "facts": arrow_array(self._seen_facts, pa.binary(_PACKED.size)),
+                "path": paths,
+                "facts": pa.Array.from_buffers(
+                    pa.binary(PACKED_FACTS.size), len(facts), [None, pa.py_buffer(np.ascontiguousarray(facts))]
+                ),
                 "outcome": pa.DictionaryArray.from_arrays(
                     arrow_array(codes, pa.int32()), arrow_array(names, pa.string())
                 ),
@@ -209,7 +256,7 @@ class SourceMemory:
         rows = arrow_array(np.flatnonzero(chosen), pa.int64())
         if len(rows) != len(keys):
             return False
-        if len(self._seen_paths) == 1 and not self._seen_paths[0]:  # the source is one file
+        if len(paths) == 1 and not paths[0].as_py():  # the source is one file
             return list(keys.to_pylist()) == [self._key(b"")] * len(keys)
         prefix = pa.scalar(self._key_prefix, pa.binary())
         found = pyarrow.compute.binary_join_element_wise(prefix, paths.take(rows), pa.scalar(b"", pa.binary()))
@@ -245,15 +292,6 @@ def _rows_of(store: Store | None, name: str) -> _Numbers:
     if store is None or name not in names:
         return np.empty(0, np.int64)
     return np.flatnonzero(store.arrays["source"] == names.index(name))
-
-
-def _remembered_files(table: pa.Table) -> Iterator[tuple[bytes, bytes, str]]:
-    """(path, facts, outcome) in order of path, a batch of them in memory at a time."""
-    for batch in table.to_batches(_BATCH_ROWS):
-        outcomes = batch["outcome"].dictionary.to_pylist()
-        codes = batch["outcome"].indices.to_pylist()
-        named = (outcomes[code] for code in codes)
-        yield from zip(batch["path"].to_pylist(), batch["facts"].to_pylist(), named, strict=True)
 
 
 def _lists(lists: Sequence[Sequence[int]]) -> pa.Array:

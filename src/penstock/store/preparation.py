@@ -13,6 +13,7 @@ times the unit size each) plus the index (250 bytes per document).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +26,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import fs
-from penstock.engines import can_fork, run_units, run_units_in_processes
+from penstock.engines import can_fork, run_side_by_side, run_units, run_units_in_processes
 from penstock.errors import InputError, NotAStoreError, StoreError, TokenizerError
 from penstock.hashing import canonical_json, checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import (
@@ -37,6 +38,7 @@ from penstock.sources import (
     Unit,
     UnitText,
 )
+from penstock.sources.files import FileEntry
 from penstock.sources.hygiene import Cleaning, CleaningOptions
 from penstock.store.blocklist import Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
@@ -78,6 +80,9 @@ CODE_KINDS = ("files", "git")
 
 Progress = Callable[[int, int], None]
 """Called with (input bytes done, input bytes in all) after each unit."""
+
+_Counts = tuple[int, int]
+"""Of a unit's documents, how many were taken over, and how many were encoded again because their tokens are damaged."""
 
 Note = Callable[[str], None]
 """Called with a line for people."""
@@ -224,6 +229,7 @@ class _Job:
         self._rooms = Rooms(tokenizer.dtype)
         wanted = options.workers > 1 if options.processes is None else options.processes
         self._in_processes = wanted and can_fork()
+        self._done_in_walk: dict[str, _Counts] = {}  # by the unit's fingerprint
         self._units_taken_over = 0
         self._documents_reused = 0
         self._documents_repaired = 0
@@ -361,10 +367,12 @@ class _Job:
         def unfinished() -> Iterator[Unit]:
             nonlocal walk_is_over
             for unit in self._walk():
-                record = self._finished(unit)
+                done = self._done_in_walk.pop(unit.fingerprint, None)
+                record = self._finished(unit) if done is None else self._record(unit)
                 if record is not None:
                     finished[len(walked)] = record
-                    self._units_taken_over += bool(unit.items)
+                    self._units_taken_over += done is None and bool(unit.items)
+                    self._count(done or (0, 0))
                 walked.append(unit)
                 sizes["walked"] += unit.input_bytes
                 if record is None:
@@ -380,16 +388,11 @@ class _Job:
             return record
 
         number = 0
-        for unit, (reused, repaired) in self._run(unfinished()):
+        for unit, counts in self._run(unfinished()):
             while walked[number] is not unit:
                 yield progress(walked[number], finished[number])
                 number += 1
-            record = read_unit_record(self._record_path(unit))
-            if record is None:
-                raise StoreError(
-                    f"{self._record_path(unit)} is missing or damaged a moment after it was written",
-                    hint="check the disk; is another program cleaning that folder? Then run the same command again",
-                )
+            record = self._record(unit)
             guard.done(
                 input_bytes=unit.input_bytes,
                 written_bytes=sum(entry.bytes for entry in record.segments),
@@ -397,23 +400,68 @@ class _Job:
                 left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
             )
             yield progress(unit, record)
-            self._documents_reused += reused
-            self._documents_repaired += repaired
+            self._count(counts)
             number += 1
         for rest in range(number, len(walked)):
             yield progress(walked[rest], finished[rest])
+
+    def _count(self, counts: _Counts) -> None:
+        reused, repaired = counts
+        self._documents_reused += reused
+        self._documents_repaired += repaired
+
+    def _record(self, unit: Unit) -> UnitRecord:
+        """The record of a unit that was written a moment ago."""
+        record = read_unit_record(self._record_path(unit))
+        if record is None:
+            raise StoreError(
+                f"{self._record_path(unit)} is missing or damaged a moment after it was written",
+                hint="check the disk; is another program cleaning that folder? Then run the same command again",
+            )
+        return record
 
     def _walk(self) -> Iterator[Unit]:
         """The units that must be looked at: those of inputs that the memory doesn't recognise."""
         for name, source in self._sources.items():
             memory = self._memories[name]
-            if isinstance(source, FilesSource):
+            if not isinstance(source, FilesSource):
+                yield from (unit for unit in source.units(self._options.unit_bytes) if not memory.recognises_unit(unit))
+            elif memory.num_files:
+                yield from self._walk_again(source, memory)
+            else:
                 source.memory = memory
                 yield from source.units(self._options.unit_bytes)
-            else:
-                yield from (unit for unit in source.units(self._options.unit_bytes) if not memory.recognises_unit(unit))
 
-    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, tuple[int, int]]]:
+    def _walk_again(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
+        """The units of files that changed. Where many are remembered, the walk is shared among processes.
+
+        Each of them reads and encodes the first unit of its stretch at once: mostly there is no other, and to fork
+        again, or to wait for the others' stretches, would take longer than it helps.
+        """
+        stretches = memory.stretches(self._options.workers if self._in_processes else 1)
+        if len(stretches) > 1:
+            _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
+        walk = functools.partial(self._walk_stretch, source, memory, begin=len(stretches) > 1)
+        for walked in run_side_by_side(stretches, walk):
+            memory.saw_stretch(walked.recognised, walked.changes)
+            for number, unit in enumerate(source.units_of(walked.changes, self._options.unit_bytes)):
+                if number == 0 and walked.first_unit is not None:
+                    self._done_in_walk[unit.fingerprint] = walked.first_unit
+                yield unit
+
+    def _walk_stretch(
+        self, source: FilesSource, memory: SourceMemory, numbers: range, *, begin: bool
+    ) -> _WalkedStretch:
+        stretch = memory.stretch(numbers)
+        changes = source.changes(stretch)
+        first_unit = None
+        unit = next(source.units_of(changes, self._options.unit_bytes), None) if begin else None
+        if unit is not None and self._finished(unit) is None:
+            first_unit = self._write_unit(unit, self._encode(unit, self._read(unit)))
+        recognised = np.array(stretch.recognised, np.int64)
+        return _WalkedStretch(recognised=recognised, changes=changes, first_unit=first_unit)
+
+    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, _Counts]]:
         """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
         workers = self._options.workers
         first = list(itertools.islice(units, 2))
@@ -495,7 +543,7 @@ class _Job:
         fresh = iter(signatures(payload, borders))
         return [b"" if place is not None else next(fresh).tobytes() for place in known]
 
-    def _write_unit(self, unit: Unit, encoded: _Encoded) -> tuple[int, int]:
+    def _write_unit(self, unit: Unit, encoded: _Encoded) -> _Counts:
         write_unit(self._out, self._record_path(unit), encoded.unit)
         self._rooms.give_back(encoded.room)
         return encoded.reused, encoded.repaired
@@ -530,6 +578,21 @@ class _Job:
         if not whole or not set(record.documents["segment"].unique().to_pylist()) <= known:
             return None
         return record
+
+
+@dataclass(frozen=True, kw_only=True)
+class _WalkedStretch:
+    """A part of a walk over files that are remembered.
+
+    Attributes:
+        recognised: the numbers of those that are what they were.
+        changes: everything else that was found.
+        first_unit: what came of the first unit of these, if it was read and written.
+    """
+
+    recognised: npt.NDArray[np.int64]
+    changes: list[FileEntry]
+    first_unit: _Counts | None
 
 
 @dataclass(frozen=True, kw_only=True)
