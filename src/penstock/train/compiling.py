@@ -28,10 +28,11 @@ def compiled(model: LanguageModel, way: str) -> Iterator[None]:
     ways: dict[str, list[nn.Module]] = {"off": [], "blocks": list(model.blocks()), "whole": [model]}
     modules = ways[way]
     for module in modules:
-        module.compile()
+        # For the sizes at hand: code for any size is slower, and a run has only a few.
+        module.compile(dynamic=False)
     if way == "whole":
         # `compile` covers calls of the module; losses that form the logits themselves call this method.
-        vars(model)["hidden"] = torch.compile(model.hidden)
+        vars(model)["hidden"] = torch.compile(model.hidden, dynamic=False)
     model.is_compiled = way != "off"
     try:
         yield

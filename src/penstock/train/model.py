@@ -61,8 +61,8 @@ class Attention(nn.Module):
         """hidden [B, T, D], cosine and sine [T, head], the kernel's mask or None (plain causal) -> [B, T, D]."""
         rows, positions, _ = hidden.shape
         query, key, value = (
-            projected.view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
-            for projected in _projected(hidden, self.q_proj, self.k_proj, self.v_proj)
+            projection(hidden).view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
+            for projection in (self.q_proj, self.k_proj, self.v_proj)
         )
         mixed = attended(self.kernel, _rotated(query, cosine, sine), _rotated(key, cosine, sine), value, mask)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, positions, -1))
@@ -80,21 +80,8 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        gate, up = _projected(hidden, self.gate_proj, self.up_proj)
-        output: Tensor = self.down_proj(F.silu(gate) * up)
+        output: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
         return output
-
-
-def _projected(hidden: Tensor, *layers: nn.Linear) -> Sequence[Tensor]:
-    """What each layer makes of the same input; on a GPU in one product.
-
-    One large product runs nearer the peak than several, and backward adds up what they give to the input inside it,
-    where otherwise a sum of whole activations is written for each. Layers that compute otherwise (float8) stay apart.
-    """
-    if hidden.device.type != "cuda" or any(type(layer) is not nn.Linear for layer in layers):
-        return [layer(hidden) for layer in layers]
-    weight = torch.cat([layer.weight for layer in layers])
-    return torch.split(F.linear(hidden, weight), [layer.out_features for layer in layers], dim=-1)
 
 
 class Block(nn.Module):

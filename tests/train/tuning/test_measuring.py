@@ -133,6 +133,29 @@ def test_compiling_is_tried_only_where_it_may_pay_back() -> None:
     assert search.with_compiling(long, START, step_seconds=0.1, steps=10_000) is long
 
 
+def test_where_the_rules_compile_the_trials_do() -> None:
+    machine = Machine(knee=16, blocks=1.6, flex=1.2)
+    found = machine.search().measured(replace(START, compile="blocks"))
+    assert found is not None
+    assert [choices.compile for choices in machine.tried] == ["blocks"] * (len(machine.tried) - 1) + ["off"]
+    assert (found.attention, found.micro_batch_rows) == ("flex", 16)
+    assert (found.compile_seconds, found.compile_saved_share) == (8.0, pytest.approx(1 - 1 / 1.6))
+    assert found.tokens_per_second == pytest.approx(16_000 * 1.2)  # without compiling
+
+
+def test_a_compiler_that_fails_leaves_the_rest_of_the_search() -> None:
+    machine = Machine(knee=16)
+    try_out = machine.try_out
+    machine.try_out = lambda choices: (  # type: ignore[method-assign]
+        try_out(choices) if choices.compile == "off" else Trial(choices=choices, failure="no C compiler")
+    )
+    found = machine.search().measured(replace(START, compile="blocks"))
+    assert found is not None
+    assert (found.micro_batch_rows, found.compile_saved_share) == (16, -1.0)
+    assert found.notes["compile"] == "failed: no C compiler"
+    assert decision_with(found, 100_000).choices.compile == "off"
+
+
 def decision_with(found: Measured, steps: int) -> Any:
     config = TrainConfig(steps=steps, seq_len=1000, batch_rows=8)
     shape = config.model.shape(vocab_size=320, seq_len=1000)
@@ -155,7 +178,7 @@ def test_one_measurement_serves_runs_of_any_length() -> None:
     long = decision_with(found, 60)
     assert long.choices.compile == "blocks"
     assert long.gains == {"attention": 0.1, "compile": pytest.approx(0.25)}
-    assert decision_with(found, 100_000).choices.compile == "whole"
+    assert decision_with(found, 100_000).choices.compile == "blocks"
     assert long.choices.attention == "cudnn"
     failed = replace(found, compile_seconds=0.0, compile_saved_share=-1.0, notes={"compile": "failed: no compiler"})
     assert decision_with(failed, 100_000).choices.compile == "off"

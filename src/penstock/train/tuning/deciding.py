@@ -22,10 +22,11 @@ from penstock.train.config import TrainConfig
 from penstock.train.language_model import LanguageModel
 from penstock.train.loss import refuse_impossible_kernel
 from penstock.train.optimizer import library_of
-from penstock.train.tuning.break_even import ASSUMED, Compiling, best_way
+from penstock.train.tuning.break_even import Compiling, weighed
 from penstock.train.tuning.cache import cached, keep
 from penstock.train.tuning.facts import ModelFacts, facts_of_model
 from penstock.train.tuning.measuring import Measured, Search
+from penstock.train.tuning.memory import DENSE_MASK_KERNELS
 from penstock.train.tuning.profiles import HardwareProfile, this_machine
 from penstock.train.tuning.rules import Decision, estimated_step_seconds, memory_of, rules
 from penstock.train.tuning.trials import Trial, Trials
@@ -186,7 +187,11 @@ def _kernels_to_try(config: TrainConfig, model: LanguageModel, choices: Choices)
         dtype=getattr(torch, choices.dtype),
         document_boundaries=config.document_boundaries,
     )
-    return tuple(kernel for kernel in usable if kernel in model.attention_kernels)
+    known = [kernel for kernel in usable if kernel in model.attention_kernels]
+    if config.document_boundaries and choices.attention not in DENSE_MASK_KERNELS:
+        # A dense mask takes rows x T x T bytes, and was never the fastest where there is another way.
+        known = [kernel for kernel in known if kernel not in DENSE_MASK_KERNELS]
+    return tuple(known)
 
 
 def with_measurements(start: Decision, found: Measured, config: TrainConfig, *, is_from_cache: bool) -> Decision:
@@ -205,12 +210,8 @@ def with_measurements(start: Decision, found: Measured, config: TrainConfig, *, 
     blocks = Compiling(
         way="blocks", cost_seconds=found.compile_seconds, saved_share=found.compile_saved_share, is_measured=True
     )
-    # The whole model isn't tried, it takes too long: what it was seen to gain over the blocks is added.
-    assumed_blocks, assumed_whole = ASSUMED
-    more = assumed_whole.saved_share - assumed_blocks.saved_share
-    whole = replace(assumed_whole, saved_share=blocks.saved_share + more)
     step_seconds = config.batch_rows * config.seq_len / found.tokens_per_second
-    way, reason = best_way((blocks, whole), step_seconds=step_seconds, steps=config.num_steps)
+    way, reason = weighed(blocks, step_seconds=step_seconds, steps=config.num_steps)
     gain = 1 / (1 - blocks.saved_share) - 1 if way == "blocks" else None
     return decision.with_choice("compile", way, reason, gain=gain)
 

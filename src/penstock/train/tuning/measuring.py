@@ -3,8 +3,10 @@
 In: the rules' choices as a start, and a function that tries one candidate. Out: `Measured`, figures and not decisions
 where a decision depends on the length of the run: compiling is weighed anew for each run from the figures kept.
 The order is that of the gain to be expected: attention kernel, micro-batch (doubled until it gains less than 3 % or
-memory passes 90 %), chunked loss where memory was what stopped it, compiling per block. Time is looked at before each
-trial; one that may take long is left out if too little is left. Pure but for the function and the clock it is given.
+memory passes 90 %), chunked loss where memory was what stopped it, then the best with and without compiling. Where the
+rules compile, so do the trials: what is fastest by itself needn't be so in compiled layers. Time is looked at before
+each trial; one that may take long is left out if too little is left. Pure but for the function and the clock it is
+given.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from penstock.train.choices import Choices, halved
-from penstock.train.tuning.break_even import Compiling
+from penstock.train.tuning.break_even import ASSUMED, Compiling
 from penstock.train.tuning.rules import MEMORY_SHARE, row_counts
 from penstock.train.tuning.trials import Trial
 
@@ -65,10 +67,15 @@ class Search:
 
     def measured(self, start: Choices) -> Measured | None:
         """Tries everything but compiling; None if not even the start, halved as often as it takes, would run."""
-        best: Trial | None = self._first_that_runs(start)
-        if best is None:
+        best = first = self._first_that_runs(start)
+        if best is None and start.compile != "off" and "compile" in self.may_change and self.trials[-1].failure:
+            failure = self.trials[-1].failure
+            eager = self.measured(replace(start, compile="off"))
+            return None if eager is None else _without_compiling(eager, f"failed: {failure}")
+        if best is None or first is None:
             return None
-        notes, gains = {}, {}
+        notes: dict[str, str] = {}
+        gains: dict[str, float] = {}
         for name, step in (
             ("attention", self._best_attention),
             ("micro_batch_rows", self._knee),
@@ -80,7 +87,7 @@ class Search:
             best, notes[name] = step(best)
             if best is not before:
                 gains[name] = best.tokens_per_second / before.tokens_per_second - 1
-        return Measured(
+        found = Measured(
             attention=best.choices.attention,
             micro_batch_rows=best.choices.micro_batch_rows,
             loss_kernel=best.choices.loss_kernel,
@@ -88,6 +95,20 @@ class Search:
             gains=gains,
             notes=notes,
         )
+        if start.compile == "off" or "compile" not in self.may_change:
+            return found
+        return self._with_eager(found, best, compile_seconds=first.first_seconds)
+
+    def _with_eager(self, found: Measured, compiled: Trial, *, compile_seconds: float) -> Measured:
+        """What compiling gained: the best once more without it. Assumed, where no time is left."""
+        eager = self._tried(replace(compiled.choices, compile="off"))
+        if eager is None or eager.failure:  # it may need memory that the compiled one doesn't
+            rate, note = (1 - ASSUMED.saved_share) * compiled.tokens_per_second, "measured; without it assumed"
+        else:
+            rate, note = eager.tokens_per_second, "measured"
+        saved = 1 - rate / compiled.tokens_per_second
+        noted = _noted(found, "compile", note)
+        return replace(noted, tokens_per_second=rate, compile_seconds=compile_seconds, compile_saved_share=saved)
 
     def with_compiling(self, found: Measured, choices: Choices, *, step_seconds: float, steps: int) -> Measured:
         """Adds the figures of compiling per block, if it may pay back and there is time to try."""
@@ -99,8 +120,7 @@ class Search:
             return _noted(found, "compile", "not tried: no time left")
         trial = self._tried(replace(choices, compile="blocks"))
         if trial is None or trial.failure:
-            note = f"failed: {trial.failure}" if trial else "not tried: no time left"
-            return replace(_noted(found, "compile", note), compile_seconds=0.0, compile_saved_share=-1.0)
+            return _without_compiling(found, f"failed: {trial.failure}" if trial else "not tried: no time left")
         saved = 1 - found.tokens_per_second / trial.tokens_per_second
         return replace(
             _noted(found, "compile", "measured"), compile_seconds=trial.first_seconds, compile_saved_share=saved
@@ -184,6 +204,10 @@ class Search:
 
 def _is_worth_it(trial: Trial, before: Trial) -> bool:
     return trial.tokens_per_second >= (1 + LEAST_GAIN) * before.tokens_per_second
+
+
+def _without_compiling(found: Measured, why: str) -> Measured:
+    return replace(_noted(found, "compile", why), compile_seconds=0.0, compile_saved_share=-1.0)
 
 
 def _noted(found: Measured, name: str, note: str) -> Measured:

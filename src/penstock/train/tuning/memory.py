@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass
 
 from penstock.train.tuning.facts import ModelFacts
 
-__all__ = ["OPTIMIZER_BYTES", "MemoryEstimate", "estimated_memory"]
+__all__ = ["DENSE_MASK_KERNELS", "OPTIMIZER_BYTES", "MemoryEstimate", "estimated_memory"]
 
 # Per trained parameter. 8-bit: two codes of a byte and two float32 scales per block of 256.
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw-bf16": 4.0, "adamw-8bit": 2.0 + 8 / 256}

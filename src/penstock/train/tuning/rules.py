@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 
 from penstock.train.choices import Choices
 from penstock.train.config import TrainConfig
-from penstock.train.tuning.break_even import ASSUMED, best_way
+from penstock.train.tuning.break_even import ASSUMED, weighed
 from penstock.train.tuning.facts import ModelFacts
 from penstock.train.tuning.memory import MemoryEstimate, estimated_memory
 from penstock.train.tuning.profiles import ASSUMED_GPU_FLOPS, HardwareProfile
@@ -194,7 +194,7 @@ def _compile(choices: Choices, profile: HardwareProfile, facts: ModelFacts, conf
     if config.steps is None:
         return "off", "weighed when the rows are counted: a run by passes has no steps before"
     seconds = estimated_step_seconds(profile, facts, config, rows=config.batch_rows)
-    return best_way(ASSUMED, step_seconds=seconds, steps=config.steps)
+    return weighed(ASSUMED, step_seconds=seconds, steps=config.steps)
 
 
 def _fitted(
