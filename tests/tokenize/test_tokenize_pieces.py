@@ -18,7 +18,7 @@ from tokenizers import Tokenizer as Reference
 
 from penstock.tokenize import Tokenizer, TokenizerSpec, pieces
 from penstock.tokenize.cuts import cut_pattern
-from penstock.tokenize.engines import ReferenceEngine, RememberingEngine
+from penstock.tokenize.engines import ReferenceEngine, RememberingEngine, UnigramEngine
 from penstock.tokenize.pieces import PieceMemory
 
 from .conftest import BYTE_LETTERS, END, FRAGMENTS, byte_level, loaded, random_texts
@@ -141,11 +141,13 @@ def test_any_text(family: str, text: str):
     assert found.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("family", ["StarCoder", "BERT", "unigram"])
-def test_the_engine_that_remembers_is_chosen(family: str):
+@pytest.mark.parametrize(
+    ("family", "engine"), [("StarCoder", RememberingEngine), ("BERT", RememberingEngine), ("unigram", UnigramEngine)]
+)
+def test_the_engine_that_remembers_is_chosen(family: str, engine: type[RememberingEngine]):
     spec, reference, _ = engine_of(family)
     tokenizer = Tokenizer(spec, origin=family)
-    assert tokenizer.engine.build is RememberingEngine
+    assert tokenizer.engine.build is engine
     assert "remembered" in tokenizer.engine.reason
     texts = [b"def f(x): return 12345", b"", b"the end"]
     assert tokenizer.encode(texts)[0].tolist() == reference.encode(texts)[0].tolist()

@@ -13,10 +13,11 @@ WhitespaceSplit). And SentencePiece's, where each space begins a word.
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
-__all__ = ["cut_pattern"]
+__all__ = ["SPACE", "cut_pattern", "pipeline_with", "sequence_members"]
 
 SPACE = "▁"
 _MARKS = rb"!-/:-@\[-`{-~"
@@ -42,7 +43,7 @@ def _glued(blanks: bytes) -> bytes:
 def _byte_level(encoder: dict[str, Any]) -> bytes | None:
     if not _normalizer_types(encoder) <= {"NFC", "NFD", "NFKC", "NFKD"} or encoder["model"].get("type") != "BPE":
         return None
-    splitters = _members(encoder.get("pre_tokenizer"), "pretokenizers")
+    splitters = sequence_members(encoder.get("pre_tokenizer"), "pretokenizers")
     places = [place for place, splitter in enumerate(splitters) if splitter.get("type") == "ByteLevel"]
     if len(places) != 1:
         return None
@@ -81,7 +82,7 @@ def _white_space(encoder: dict[str, Any]) -> bytes | None:
         "Whitespace": [rb"\w", rb"[!-/:-@\[-^`{-~]"],
         "WhitespaceSplit": [rb"[!-~]"],
     }
-    splitters = _members(encoder.get("pre_tokenizer"), "pretokenizers")
+    splitters = sequence_members(encoder.get("pre_tokenizer"), "pretokenizers")
     if len(splitters) != 1 or splitters[0].get("type") not in runs:
         return None
     other = rb"(?![^ -~\t\n\r])"
@@ -91,8 +92,8 @@ def _white_space(encoder: dict[str, Any]) -> bytes | None:
 
 def _sentencepiece(encoder: dict[str, Any]) -> bytes | None:
     """Words that begin with a space; a word alone must get the mark that its space gives it, and no second one."""
-    steps = _members(encoder.get("normalizer"), "normalizers")
-    splitters = _members(encoder.get("pre_tokenizer"), "pretokenizers")
+    steps = sequence_members(encoder.get("normalizer"), "normalizers")
+    splitters = sequence_members(encoder.get("pre_tokenizer"), "pretokenizers")
     if not all(map(_stays_in_a_word, steps)) or len(splitters) > 1:
         return None
     marks_first = any(step.get("type") == "Prepend" for step in steps)
@@ -151,21 +152,25 @@ def _blanks(step: dict[str, Any]) -> bytes:
     r"""Which of \t \n \r the first normalizer turns into a space."""
     if step.get("type") not in ("Precompiled", "Nmt"):
         return b""
-    import json
-
-    from tokenizers import Tokenizer, models
-
-    probe = json.loads(Tokenizer(models.BPE()).to_str())
-    normalizer: Any = Tokenizer.from_str(json.dumps(probe | {"normalizer": step})).normalizer
+    normalizer = pipeline_with(normalizer=step).normalizer
     escapes = {"\t": rb"\t", "\n": rb"\n", "\r": rb"\r"}
     return b"".join(escape for blank, escape in escapes.items() if normalizer.normalize_str(f"x{blank}y") == "x y")
 
 
+def pipeline_with(**parts: Any) -> Any:
+    """A `tokenizers.Tokenizer` with these parts of a tokenizer.json and an empty model, to be asked about them."""
+    from tokenizers import Tokenizer, models
+
+    empty = json.loads(Tokenizer(models.BPE()).to_str())
+    return Tokenizer.from_str(json.dumps(empty | parts))
+
+
 def _normalizer_types(encoder: dict[str, Any]) -> set[Any]:
-    return {step.get("type") for step in _members(encoder.get("normalizer"), "normalizers")}
+    return {step.get("type") for step in sequence_members(encoder.get("normalizer"), "normalizers")}
 
 
-def _members(part: Any, name: str) -> list[dict[str, Any]]:
+def sequence_members(part: Any, name: str) -> list[dict[str, Any]]:
+    """A normalizer or pre-tokenizer as the flat list of its members, which are under `name`."""
     if not isinstance(part, dict):
         return []
-    return [inner for member in part[name] for inner in _members(member, name)] if name in part else [part]
+    return [inner for member in part[name] for inner in sequence_members(member, name)] if name in part else [part]
