@@ -18,6 +18,7 @@ TOKEN_HASH_BYTES = 16
 
 __all__ = [
     "RunningChecksum",
+    "RunningStrongHash",
     "RunningTokenHash",
     "canonical_json",
     "checksum",
@@ -33,6 +34,21 @@ Buffer = bytes | bytearray | memoryview
 def strong_hash(data: Buffer, *, purpose: str | None = None) -> bytes:
     """32 bytes that identify `data`; with a `purpose`, never equal to those of another purpose or of none."""
     return blake3(data, derive_key_context=purpose).digest() if purpose else blake3(data).digest()
+
+
+class RunningStrongHash:
+    """`strong_hash` of something that passes in pieces."""
+
+    def __init__(self) -> None:
+        self._state = blake3()
+
+    def update(self, data: Buffer) -> None:
+        """Takes the next piece."""
+        self._state.update(data)
+
+    def digest(self) -> bytes:
+        """The hash of all pieces so far."""
+        return self._state.digest()
 
 
 def checksum(data: Any) -> int:

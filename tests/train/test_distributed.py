@@ -63,6 +63,7 @@ def test_two_processes_compute_what_one_does(order: Order, alone: Path, tmp_path
     assert_agree(tmp_path, alone)
     choices = {each["name"]: each["value"] for each in read_records(tmp_path) if each["kind"] == "choice"}
     assert (choices["parallel"], choices["world_size"]) == (parallel, 2)
+    assert choices["gradient_accumulation_steps"] == 2  # of four rows a process has two, and takes one at a time
     checkpoint = find_latest(tmp_path)
     assert checkpoint is not None
     is_sharded = all(SHARD_NAME.fullmatch(name) for name in checkpoint.state["files"])
@@ -125,6 +126,13 @@ def test_memory_that_is_short_on_one_rank_makes_all_take_smaller_pieces(
     assert [said["status"] for said in answer["said"]] == ["completed"] * 2
     assert_agree(tmp_path, alone)
     assert sum("another rank ran out of memory" in message for message in events(tmp_path)) == 1
+
+
+def test_an_optimizer_that_cannot_be_spread_is_refused_when_resuming(order: Order, tmp_path: Path) -> None:
+    order(tmp_path, 1, "optimizer=adamw-bf16", "stop_after_steps=1")
+    answer = order(tmp_path, 2, "optimizer=adamw-bf16", "parallel=fsdp", resume=True)
+    assert answer["said"][0]["error"] == "ResumeError"
+    assert "adamw-bf16" in answer["said"][0]["message"]
 
 
 def test_an_error_of_rank_0_is_told_and_ends_the_others(order: Order, alone: Path) -> None:

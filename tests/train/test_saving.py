@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +18,12 @@ import pytest
 import torch
 
 from penstock.errors import DiskError, TrainingError
+from penstock.hashing import canonical_json
 from penstock.runlog import read_records
 from penstock.train import find_latest
 from penstock.train.checkpoint import checkpoint_folders, host_copies, save_checkpoint
 from penstock.train.model import Body
+from penstock.train.start import Progress
 
 from .conftest import Train, assert_same_tensors, events, losses, saved_tensors
 
@@ -256,3 +261,10 @@ def test_no_memory_for_the_optimizers_state_is_found_before_any_update(
     monkeypatch.setattr(optimizer, "_new_state", failing)
     run_training(tmp_path / "short", "micro_batch_rows=2")
     assert losses(tmp_path / "short") == losses(tmp_path / "small")
+
+
+def test_a_held_out_loss_that_is_not_finite_does_not_keep_a_run_from_being_saved() -> None:
+    progress = Progress(step=3)
+    progress.count_evaluation(loss=math.nan, bits_per_byte=math.inf, min_delta=0.0)
+    saved = json.loads(canonical_json(progress.as_state()))
+    assert Progress(**saved) == replace(progress, val_loss=None, val_bits_per_byte=None)

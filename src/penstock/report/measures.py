@@ -70,7 +70,7 @@ PARAMETER_NAMES = (
     "seed",
 )
 # The names that the manifest's readers know, beside ours. As with them, batch_size times gradient_accumulation_steps
-# is the batch of a step; that batch is batch_rows.
+# is the batch of a step in one process; over all of them it is batch_rows.
 NAMES_OF_SETTINGS = {"steps": "total_steps", "micro_batch_rows": "batch_size"}
 NAMES_OF_DETAIL = {"train_rows": "num_sequences"}
 NAMES_OF_LENGTH = {"steps": "total_steps", "rows_per_pass": "num_sequences"}

@@ -13,9 +13,8 @@ In: named tensors and a JSON state. Out: a folder that appears under its name on
 A save is written under a temporary name and renamed; it is read back and verified before older ones go. Loading takes
 the newest checkpoint whose every hash agrees; a damaged one is passed over and named in the run's log.
 
-Cost: one serialised copy of the tensors in memory at a time (three times the parameters' size for the optimizer and
-the model together, one after the other), one write, and two passes of BLAKE3, about 3 GB/s each. A save that is written
-while training goes on (saving.py) needs a copy of the tensors in host memory beside that.
+Cost: one write and two passes of BLAKE3, about 3 GB/s each; a few MiB of memory. A save that is written while training
+goes on (saving.py) needs a copy of the tensors in host memory.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
 from penstock import fs
 from penstock.errors import DiskError, ResumeError
-from penstock.hashing import digest_of, strong_hash
+from penstock.hashing import RunningStrongHash, digest_of, strong_hash
+from penstock.train.safetensors_pieces import safetensors_pieces
 
 __all__ = [
     "Checkpoint",
@@ -200,9 +199,12 @@ def _folder_of(run_folder: Path, step: int) -> Path:
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
     """Writes a safetensors file; returns its size and hash."""
-    data = serialized({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()})
-    fs.write_atomic(path, data)
-    return {"bytes": len(data), "blake3": strong_hash(data).hex()}
+    hashed = RunningStrongHash()
+    with fs.atomic_file(path) as file:
+        for piece in safetensors_pieces(tensors):
+            file.write(piece)
+            hashed.update(piece)
+    return {"bytes": file.bytes_written, "blake3": hashed.digest().hex()}
 
 
 def read_tensors(path: Path, *, device: str = "cpu") -> dict[str, Tensor]:

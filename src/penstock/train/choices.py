@@ -61,8 +61,8 @@ def chosen(
     return decision.choices
 
 
-def reused_choices(saved: dict[str, Any], log: RunLog) -> Choices:
-    """The choices of a checkpoint, recorded as such; refused if this machine can't honour them."""
+def reused_choices(saved: dict[str, Any], log: RunLog, *, is_sharded: bool = False) -> Choices:
+    """The choices of a checkpoint, recorded as such; refused where they can't be honoured."""
     import torch
 
     unknown = sorted(set(saved) - {field.name for field in fields(Choices)})
@@ -76,6 +76,11 @@ def reused_choices(saved: dict[str, Any], log: RunLog) -> Choices:
         raise ResumeError(
             "the run was started on cuda, and this machine has no usable GPU",
             hint="resume it on a machine with a GPU, or start a new run with another --out",
+        )
+    if is_sharded and choices.optimizer != "adamw":
+        raise ResumeError(
+            f"the run's optimizer is {choices.optimizer!r}, which parallel=fsdp can't share: expected 'adamw'",
+            hint="resume with parallel=ddp or in one process, or start a new run with another --out",
         )
     for name, value in asdict(choices).items():
         log.append("choice", name=name, value=value, reason="taken over from the checkpoint")

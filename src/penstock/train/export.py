@@ -10,7 +10,7 @@ In: a run folder. Out: a folder, whole or absent, of
 and export.json with what it came from and checksums. The built-in decoder is a Llama with every name and number in
 place, the vocabulary's padding kept; the logits are equal. Float32, as the weights were trained.
 
-Memory: the weights twice, as tensors and as the bytes of the file.
+Memory: the model, in float32.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save as serialized
 from torch import Tensor
 
 from penstock.errors import ConfigError, InputError, nearest_first
@@ -33,6 +32,7 @@ from penstock.train.checkpoint import CHECKPOINTS_NAME, Checkpoint, checkpoint_f
 from penstock.train.language_model import LanguageModel
 from penstock.train.pretrained import PretrainedModel
 from penstock.train.run import TOKENIZER_NAME
+from penstock.train.safetensors_pieces import safetensors_pieces
 from penstock.train.shape import ModelShape
 
 __all__ = ["MODEL_FORMATS", "ModelExport", "export_model", "facts_of", "llama_config"]
@@ -210,9 +210,9 @@ def _plain(value: Any) -> Any:
 
 
 def _write_tensors(folder: ExportFolder, name: str, tensors: Mapping[str, Tensor]) -> None:
-    plain = {key: tensor.detach().cpu().contiguous() for key, tensor in tensors.items()}
     with folder.file(name) as file:
-        file.write(serialized(plain, metadata={"format": "pt"}))
+        for piece in safetensors_pieces(tensors, metadata={"format": "pt"}):
+            file.write(piece)
 
 
 def _write_tokenizer(folder: ExportFolder, source: bytes, checkpoint: Checkpoint, *, max_positions: int) -> None:

@@ -145,13 +145,14 @@ def assemble(
     """
     if world.is_main:
         keep_tokenizer(folder, data.tokenizer)
+    is_sharded = world.parallel == "fsdp"
     choices = (
-        chosen(config, model, log, world_size=world.size, is_sharded=world.parallel == "fsdp")
+        chosen(config, model, log, world_size=world.size, is_sharded=is_sharded)
         if checkpoint is None
-        else reused_choices(checkpoint.state["choices"], log)
+        else reused_choices(checkpoint.state["choices"], log, is_sharded=is_sharded)
     )
     choices = Choices(**world.from_main(asdict(choices)))  # what was measured on one device counts for all
-    _record_settings(config, choices, log)
+    _record_settings(config, choices, log, world)
     stack.enter_context(numeric_settings(choices, deterministic=config.deterministic))
 
     seed_everything(config.seed + world.rank)  # ranks hold the same weights, and drop out different ones
@@ -203,12 +204,13 @@ def assemble(
     )
 
 
-def _record_settings(config: TrainConfig, choices: Choices, log: RunLog) -> None:
+def _record_settings(config: TrainConfig, choices: Choices, log: RunLog, world: World) -> None:
     """The choices that follow from the config alone."""
-    accumulation = math.ceil(config.batch_rows / choices.micro_batch_rows)
+    accumulation = math.ceil(config.batch_rows // world.size / choices.micro_batch_rows)
+    rows = f"{config.batch_rows} rows a step" + (f" over {world.size} processes" if world.size > 1 else "")
     inside = config.document_boundaries
     given = [
-        ("gradient_accumulation_steps", accumulation, f"{config.batch_rows} rows a step, whatever fits at once"),
+        ("gradient_accumulation_steps", accumulation, f"{rows}, whatever fits at once"),
         ("document_mask", inside, "attention stays inside documents" if inside else "document_boundaries is off"),
         ("packing", config.pack, f"{config.overlap} tokens of overlap" if config.overlap else "rows of seq_len tokens"),
         *config.stream.choices(),

@@ -12,8 +12,8 @@ run is awaited and must succeed; an earlier one that the disk refuses is recorde
 Of several processes rank 0 writes; a sharded model (fsdp) is written by all of them, at the step, while training waits
 (sharded_checkpoint.py).
 
-Memory: a copy of weights and optimizer state, and while a file is written its serialised form.
-`async_checkpoints: false` does without the copy and lets training wait for the disk.
+Memory: a copy of weights and optimizer state. `async_checkpoints: false` does without it and lets training wait for the
+disk.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Saver:
         """The checkpoint of the step the run has come to, on rank 0: the last save, awaited, or one made now."""
         self.wait(run)
         is_saved = self.newest is not None and self.newest.step == progress.step
-        is_current = is_saved and self.newest is not None and self.newest.state["progress"] == asdict(progress)
+        is_current = is_saved and self.newest is not None and self.newest.state["progress"] == progress.as_state()
         is_saved, is_current = run.world.from_main([is_saved, is_current])
         if not is_current:
             error: OSError | DiskError | None = None
@@ -179,7 +179,7 @@ class Saver:
                     self.save(run, progress, is_required=True, protected=protected)
                 elif self.newest is not None and run.world.is_main:
                     # A resumed run had nothing left but its last evaluation: the tensors are as they were.
-                    self.newest = with_progress(self.newest, asdict(progress))
+                    self.newest = with_progress(self.newest, progress.as_state())
             except (OSError, DiskError) as caught:
                 error = caught
             if run.world.any(error is not None):
@@ -213,7 +213,7 @@ def _run_write(
 def _state_of(run: Run, progress: Progress) -> dict[str, Any]:
     random_states = run.world.gathered(saved_random_state())
     return {
-        "progress": asdict(progress),
+        "progress": progress.as_state(),
         "settings": run.config.bound_settings(),
         "settings_digest": run.config.digest(),
         "store_digest": run.store.digest,

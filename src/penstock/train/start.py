@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import ConfigError, PlanError, ResumeError
 from penstock.pack import Plan, make_plan
@@ -82,6 +83,14 @@ class Progress:
             self.best_step, self.best_loss, self.evaluations_without_gain = self.step, loss, 0
         else:
             self.evaluations_without_gain += 1
+
+    def as_state(self) -> dict[str, Any]:
+        """The fields as a checkpoint has them: a held-out loss that isn't finite is no JSON number, and left out."""
+        fields = asdict(self)
+        for name in ("val_loss", "val_bits_per_byte"):
+            if fields[name] is not None and not math.isfinite(fields[name]):
+                fields[name] = None
+        return fields
 
 
 def starting_point(run_folder: Path, warn: Callable[[str], object], *, resume: bool) -> Checkpoint | None:
