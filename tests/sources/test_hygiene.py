@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from penstock.errors import ConfigError
 from penstock.sources import Document, Part, PartKind, SkipTally, UnitText, sources_from_inputs
 from penstock.sources.hygiene import Cleaning, CleaningOptions, content_problem, language_of
-from penstock.sources.hygiene.content import DECODED_BYTES, head_of, is_generated_name, is_minified
+from penstock.sources.hygiene.content import (
+    DECODED_BYTES,
+    _has_minified_lines,
+    head_of,
+    is_generated_name,
+    is_minified,
+)
 
 STANDARD_LIBRARY = Path(json.__file__).parent.parent
 PLAIN = b"def double(number):\n    return 2 * number\n"
@@ -86,6 +92,17 @@ def test_names_of_minified_files(name: bytes) -> None:
 )
 def test_ordinary_text_is_not_minified(data: bytes) -> None:
     assert not is_minified(b"file.js", data)
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 80, 240, 999, 1000, 1001, 1500]), st.integers(0, 12)), min_size=1))
+def test_minified_by_its_lines_as_the_rule_says(lines: list[tuple[int, int]]) -> None:
+    """The shortcuts change nothing: compared with the rule in its own words, on lines of any length and density."""
+    pieces = [(b"x" * (100 - percent) + b" " * percent) * (size // 100 + 1) for size, percent in lines]
+    data = b"\n".join(piece[:size] for piece, (size, _) in zip(pieces, lines, strict=True))
+    lengths = [len(line) for line in data.split(b"\n")]
+    is_long = len(data) > 200 * len(lengths) or sum(size for size in lengths if size > 1000) > len(data) / 2
+    white = sum(data.count(character) for character in (b" ", b"\n"))
+    assert _has_minified_lines(data) == (is_long and white < 0.1 * len(data))
 
 
 def test_no_module_of_the_standard_library_is_minified() -> None:

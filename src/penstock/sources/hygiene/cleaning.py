@@ -109,9 +109,9 @@ class Cleaning:
         name = document.path.rpartition(b"/")[2].lower()
         is_code = document.language in CODE_LANGUAGES
         head = head_of(data)
-        if self._drops_generated and (is_generated_name(name) or (is_code and head.is_generated)):
+        if self._drops_generated and ((is_code and head.is_generated) or is_generated_name(name)):
             return "generated"
-        if self._drops_minified and is_code and is_minified(name, data):
+        if is_code and self._drops_minified and is_minified(name, data):
             return "minified"
         if head.licence:
             document.facts = _with_licence(document.facts, head.licence)
