@@ -1,8 +1,8 @@
 """What a loader takes in memory: worked out beforehand, and measured.
 
-Worked out: the buffers that a loader asks for when it is made (nothing is filled, so nothing is taken), what filling
-one stretch of them takes for a moment, and for torch the tensors of two batches, the one in use and the one being made.
-Measured, on Linux: the most that the process held
+Worked out: the buffers that a loader asks for when it is made (nothing is filled, so nothing is taken), what each
+thread takes to fill one of them (its tokens once more), what is worked out ahead, and for torch the tensors of two
+batches, the one in use and the one being made. Measured, on Linux: the most that the process held
 above what it held with the plan open, without the pages of the store's own files. Those are mapped, shared with every
 other reader and taken back by the kernel whenever it wants them; they are reported apart.
 """
@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from penstock.bench.loading import opened_plan
 from penstock.load import Loader
+from penstock.load.loader import LAID_OUT_ROWS
 from penstock.pack import Plan
 
 __all__ = ["estimated_bytes", "measure_memory"]
@@ -27,7 +28,7 @@ __all__ = ["estimated_bytes", "measure_memory"]
 # Inputs, labels, positions: int64; the mask once more.
 TORCH_BYTES_PER_PLACE = 8 + 8 + 8 + 1
 BATCHES_ALIVE = 2
-# Some fifty numbers for each span of a row while a stretch is filled; the thread, its stack and its allocator.
+# Some fifty numbers for each span of a row while rows are worked out; a thread, its stack and its allocator.
 SPAN_BYTES = 450
 THREAD_BYTES = 3 * 2**19
 PROCESS = Path("/proc/self")
@@ -35,19 +36,22 @@ PROCESS = Path("/proc/self")
 
 def estimated_bytes(plan: Plan, *, batch_size: int, as_torch: bool) -> int:
     """Bytes that a loader with its own choice of prefetch takes besides the plan."""
-    asked, stretch_rows = 0, 0
+    buffers: list[list[int]] = []  # of each, the bytes of its tokens, mask and borders
 
     def allocate(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        nonlocal asked, stretch_rows
-        asked += math.prod(shape) * dtype.itemsize
-        stretch_rows = max(stretch_rows, shape[0] * batch_size)
+        if len(shape) == 3 and dtype != np.bool_:
+            buffers.append([])
+        buffers[-1].append(math.prod(shape) * dtype.itemsize)
         return np.empty(shape, dtype)
 
     with Loader(plan, batch_rows=batch_size, allocate=allocate):
         pass
-    filling = stretch_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES + THREAD_BYTES
+    asked = sum(map(sum, buffers))
+    laid_out_rows = max(LAID_OUT_ROWS, buffers[0][0] // ((plan.seq_len + 1) * plan.store.dtype.itemsize))
+    filling = (len(buffers) - 1) * (buffers[0][0] + THREAD_BYTES)
+    filling += int(laid_out_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES)
     tensors = BATCHES_ALIVE * batch_size * (plan.seq_len + 1) * TORCH_BYTES_PER_PLACE if as_torch else 0
-    return asked + int(filling) + tensors
+    return asked + filling + tensors
 
 
 def measure_memory(*, store: str, seq_len: int, batch_size: int, num_batches: int, as_torch: bool) -> dict[str, Any]:

@@ -8,14 +8,15 @@ the memory's own time, and so are those of so few bytes that Arrow would keep th
 many they are gathered token by token (4 ns a token). Blocks that nobody has touched yet are checked first, so that no
 token is copied unchecked.
 
-Memory: the tokens of the rows once more, while they are copied.
+Memory: the tokens of the rows once more, while they are copied; of a layout, some hundred bytes a stretch.
 """
 
 from __future__ import annotations
 
 import itertools
-import weakref
+import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,7 @@ from penstock.pack.plan import Integers, ranges
 from penstock.store import Store
 from penstock.store.reader import Segment
 
-__all__ = ["TokenCopier"]
+__all__ = ["TokenCopier", "TokenLayout"]
 
 # A call to Arrow costs as much as so many slices.
 FEW_STRETCHES = 48
@@ -38,6 +39,36 @@ MANY_INLINE = 512
 # Views count bytes of a buffer in 31 bits: a longer segment is several buffers, which begin so far apart.
 BUFFER_BYTES = 2**30
 LONGEST_ROW_BYTES = 2**30
+
+
+@dataclass(slots=True, kw_only=True)
+class TokenLayout:
+    """Where the tokens of some batches lie, worked out for many batches at once.
+
+    Attributes:
+        stretches: of all rows.
+        row_ends: [rows], where padding begins.
+        batch_rows: rows of each batch.
+        stretch_starts: [batches + 1], where the stretches of each batch begin.
+        unchecked: stretches that hold a block which nobody had read when this was made.
+        views: an entry of a `binary_view` array for each stretch and for the padding of each row that has some; None
+            where rows are to be copied slice by slice.
+        view_starts: [batches + 1], where the views of each batch begin.
+        inline: stretches that Arrow would keep in the view itself.
+        segments: numbers of the segments, in the order in which views count them.
+        opened: these segments, and their maps as buffers of Arrow, when they were last asked for.
+    """
+
+    stretches: Stretches
+    row_ends: Integers
+    batch_rows: int
+    stretch_starts: Integers
+    unchecked: Integers
+    views: npt.NDArray[np.int32] | None = None
+    view_starts: Integers
+    inline: Integers
+    segments: list[int]
+    opened: tuple[list[Segment], list[pa.Buffer]] = ([], [])
 
 
 class TokenCopier:
@@ -51,106 +82,153 @@ class TokenCopier:
         self._stores = stores
         self._row_tokens = row_tokens
         self._padding = np.full(row_tokens, stores[0].manifest.tokenizer["end_id"], stores[0].dtype)
+        self._inline_padding = np.resize(self._padding, INLINE_BYTES // self._padding.itemsize).view(np.int32)
         entries = [store.manifest.segments for store in stores]
         self.first_segments = np.concatenate([[0], np.cumsum([len(of_store) for of_store in entries])])
         self._segment_tokens = np.array([entry.tokens for of_store in entries for entry in of_store], np.int64)
-        self._inline_padding = np.resize(self._padding, INLINE_BYTES // self._padding.itemsize).view(np.int32)
-        # Weak: a store may let go of a segment, and its map must not be kept here then.
-        self._buffers: weakref.WeakKeyDictionary[Segment, list[pa.Buffer]] = weakref.WeakKeyDictionary()
 
     def copy(self, stretches: Stretches, row_ends: Integers, out: npt.NDArray[Any]) -> None:
         """Fills `out`, [rows, T + 1]: the stretches, then padding from each row's end."""
-        self._check(stretches)
-        num_bytes, flat = stretches.length * out.itemsize, out.reshape(-1)
-        to = stretches.row * self._row_tokens + stretches.place
-        if len(to) < FEW_STRETCHES or self._row_tokens * out.itemsize > LONGEST_ROW_BYTES:
-            self._copy_slices(stretches, to, slice(None), flat)
-            self._pad(row_ends, flat)
-            return
-        np.copyto(flat, self._gathered(stretches, num_bytes, row_ends))
-        inline = np.flatnonzero(num_bytes <= INLINE_BYTES)
-        if len(inline) < MANY_INLINE:
-            self._copy_slices(stretches, to, inline, flat)
-        else:
-            self._copy_tokens(stretches, to, inline, flat)
+        self.fill(self.lay_out(stretches, row_ends, batch_rows=len(row_ends)), 0, 1, out)
 
-    def _check(self, stretches: Stretches) -> None:
-        """Compares blocks that nobody has read yet with their checksums. Arrow itself looks at no bounds."""
+    def lay_out(self, stretches: Stretches, row_ends: Integers, *, batch_rows: int) -> TokenLayout:
+        """What `fill` has to know of some batches of `batch_rows`."""
+        # Arrow itself looks at no bounds.
         if (stretches.offset + stretches.length > self._segment_tokens[stretches.segment]).any():
             raise IndexError("a stretch ends after its segment")
-        for number, store in enumerate(self._stores):
-            first, last = self.first_segments[number : number + 2].tolist()
-            which: slice | Integers = slice(None)
-            if len(self._stores) > 1:
-                which = np.flatnonzero((stretches.segment >= first) & (stretches.segment < last))
-            segment, offset, length = stretches.segment[which] - first, stretches.offset[which], stretches.length[which]
-            for i in np.flatnonzero(store.unchecked(segment, offset, length)).tolist():
-                store.read(int(segment[i]), int(offset[i]), int(length[i]))
-
-    def _gathered(self, stretches: Stretches, num_bytes: Integers, row_ends: Integers) -> npt.NDArray[Any]:
-        """All rows side by side, padded, in memory of Arrow's; stretches that views would hold themselves are zeros."""
-        width = self._padding.itemsize
-        buffers, first_buffers = self._buffers_of(stretches.segment)
+        first_rows = np.arange(0, len(row_ends) + 1, batch_rows)
+        stretch_starts = np.searchsorted(stretches.row, first_rows)
         padded = np.flatnonzero(row_ends < self._row_tokens)
-        views = np.zeros((len(num_bytes) + len(padded), 4), np.int32)  # bytes, the first four of them, buffer, offset
+        layout = TokenLayout(
+            stretches=stretches,
+            row_ends=row_ends,
+            batch_rows=batch_rows,
+            stretch_starts=stretch_starts,
+            unchecked=self._unchecked(stretches, np.arange(len(stretches.row))),
+            view_starts=stretch_starts + np.searchsorted(padded, first_rows),
+            inline=np.flatnonzero(stretches.length * self._padding.itemsize <= INLINE_BYTES),
+            segments=np.flatnonzero(np.bincount(stretches.segment, minlength=len(self._segment_tokens))).tolist(),
+        )
+        longest = self._row_tokens * self._padding.itemsize
+        if len(stretches.row) >= FEW_STRETCHES and longest <= LONGEST_ROW_BYTES:
+            layout.views = self._views(stretches, row_ends, padded, layout.segments)
+        return layout
+
+    def _unchecked(self, stretches: Stretches, which: Integers) -> Integers:
+        """Those of some stretches that hold a block which nobody has read yet."""
+        owner = np.searchsorted(self.first_segments, stretches.segment[which], side="right") - 1
+        found = [np.empty(0, np.int64)]
+        for number, store in enumerate(self._stores):
+            own = which if len(self._stores) == 1 else which[owner == number]
+            segment = stretches.segment[own] - self.first_segments[number]
+            found.append(own[store.unchecked(segment, stretches.offset[own], stretches.length[own])])
+        return found[1] if len(self._stores) == 1 else np.sort(np.concatenate(found))
+
+    def _views(
+        self, stretches: Stretches, row_ends: Integers, padded: Integers, segments: list[int]
+    ) -> npt.NDArray[np.int32]:
+        """[stretches and paddings, 4]: bytes, the first four of them, buffer, offset. Those that Arrow looks for in the
+        view itself are zero, but for padding."""
+        width = self._padding.itemsize
+        num_buffers = -(-self._segment_tokens[segments] * width // BUFFER_BYTES)
+        first_buffer = np.zeros(len(self._segment_tokens), np.int64)
+        first_buffer[segments] = np.cumsum(num_buffers) - num_buffers
+        views = np.zeros((len(stretches.row) + len(padded), 4), np.int32)
         at: slice | Integers = slice(None)
         if len(padded):
-            at = np.arange(len(num_bytes)) + np.searchsorted(padded, stretches.row)
+            at = np.arange(len(stretches.row)) + np.searchsorted(padded, stretches.row)
             behind = np.arange(len(padded)) + np.searchsorted(stretches.row, padded, side="right")
             missing = (self._row_tokens - row_ends[padded]) * width
-            views[behind, 0], views[behind, 2] = missing, len(buffers)
+            views[behind, 0], views[behind, 2] = missing, num_buffers.sum()
             views[behind[missing <= INLINE_BYTES], 1:] = self._inline_padding
         chunk, offset = np.divmod(stretches.offset * width, BUFFER_BYTES)
-        far = num_bytes > INLINE_BYTES
-        views[at, 0] = num_bytes
-        views[at, 2] = (first_buffers + chunk) * far
+        far = stretches.length * width > INLINE_BYTES
+        views[at, 0] = stretches.length * width
+        views[at, 2] = (first_buffer[stretches.segment] + chunk) * far
         views[at, 3] = offset * far
-        sources = [None, pa.py_buffer(views), *buffers, pa.py_buffer(self._padding)]
+        return views
+
+    def fill(self, layout: TokenLayout, first: int, last: int, out: npt.NDArray[Any]) -> None:
+        """Fills `out`, [rows, T + 1], with the batches first .. last."""
+        begin, end = layout.stretch_starts[[first, last]].tolist()
+        stretches, first_row = layout.stretches, first * layout.batch_rows
+        self._check(stretches, _between(layout.unchecked, begin, end))
+        flat = out.reshape(-1)
+        if layout.views is None:
+            self._copy_slices(stretches, np.arange(begin, end), first_row, flat)
+            self._pad(layout.row_ends[first_row : last * layout.batch_rows], flat)
+            return
+        view_begin, view_end = layout.view_starts[[first, last]].tolist()
+        np.copyto(flat, self._gathered(layout, layout.views[view_begin:view_end]))
+        inline = _between(layout.inline, begin, end)
+        if len(inline) < MANY_INLINE:
+            self._copy_slices(stretches, inline, first_row, flat)
+        else:
+            self._copy_tokens(stretches, inline, first_row, flat)
+
+    def _check(self, stretches: Stretches, which: Integers) -> None:
+        """Compares blocks that nobody has read yet with their checksums."""
+        for i in self._unchecked(stretches, which).tolist() if len(which) else ():
+            store, segment = self._place_of(int(stretches.segment[i]))
+            store.read(segment, int(stretches.offset[i]), int(stretches.length[i]))
+
+    def _gathered(self, layout: TokenLayout, views: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
+        """All rows side by side, padded, in memory of Arrow's."""
+        segments = [self._segment(number) for number in layout.segments]
+        opened, buffers = layout.opened
+        if len(opened) != len(segments) or any(map(operator.is_not, opened, segments)):
+            buffers = [buffer for segment in segments for buffer in _buffers(segment.tokens)]
+            buffers.append(pa.py_buffer(self._padding))
+            layout.opened = segments, buffers
+        sources = [None, pa.py_buffer(views), *buffers]
         laid_out = pa.Array.from_buffers(pa.binary_view(), len(views), sources).cast(pa.large_binary())
         return np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
 
-    def _buffers_of(self, segments: Integers) -> tuple[list[pa.Buffer], Integers]:
-        """The maps of some segments as buffers of Arrow, and for each of `segments` the number of its first one."""
-        is_used = np.zeros(len(self._segment_tokens), np.bool_)
-        is_used[segments] = True
-        buffers: list[pa.Buffer] = []
-        first_buffer = np.zeros(len(is_used), np.int64)
-        for number in np.flatnonzero(is_used).tolist():
-            segment = self._segment(number)
-            found = self._buffers.get(segment)
-            if found is None:
-                found = self._buffers[segment] = _buffers(segment.tokens)
-            first_buffer[number] = len(buffers)
-            buffers += found
-        return buffers, first_buffer[segments]
-
     def _segment(self, number: int) -> Segment:
         """A segment of one of the stores; asked for each time, because a store may let go of it in between."""
-        owner = 0
-        if len(self._stores) > 1:
-            owner = int(np.searchsorted(self.first_segments, number, side="right")) - 1
-        return self._stores[owner].segment(number - int(self.first_segments[owner]))
+        store, segment = self._place_of(number)
+        return store.segment(segment)
 
-    def _copy_slices(self, stretches: Stretches, to: Integers, which: slice | Integers, out: npt.NDArray[Any]) -> None:
+    def _place_of(self, number: int) -> tuple[Store, int]:
+        if len(self._stores) == 1:
+            return self._stores[0], number
+        owner = int(np.searchsorted(self.first_segments, number, side="right")) - 1
+        return self._stores[owner], number - int(self.first_segments[owner])
+
+    def _copy_slices(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
         width = out.itemsize
-        segments, begins, offsets = stretches.segment[which], to[which] * width, stretches.offset[which] * width
-        num_bytes = stretches.length[which] * width
+        segments, offsets, num_bytes = (
+            stretches.segment[which],
+            stretches.offset[which],
+            stretches.length[which] * width,
+        )
+        begins = self._places(stretches, which, first_row) * width
         sources = {segment: self._segment(segment).tokens.data.cast("B") for segment in np.unique(segments).tolist()}
         target = out.data.cast("B")
-        columns = (segments, begins, begins + num_bytes, offsets, offsets + num_bytes)
+        columns = (segments, begins, begins + num_bytes, offsets * width, offsets * width + num_bytes)
         for segment, begin, end, first, last in zip(*(column.tolist() for column in columns), strict=True):
             target[begin:end] = sources[segment][first:last]
 
-    def _copy_tokens(self, stretches: Stretches, to: Integers, which: Integers, out: npt.NDArray[Any]) -> None:
+    def _copy_tokens(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
         for segment, group in _by_value(stretches.segment, which):
             owner, source = ranges(stretches.offset[group], stretches.length[group])
-            shift = to[group] - stretches.offset[group]
+            shift = self._places(stretches, group, first_row) - stretches.offset[group]
             out[source + shift[owner]] = self._segment(segment).tokens[source]
+
+    def _places(self, stretches: Stretches, which: Integers, first_row: int) -> Integers:
+        """Where some stretches begin among the tokens of all rows from `first_row` on."""
+        return (stretches.row[which] - first_row) * self._row_tokens + stretches.place[which]
 
     def _pad(self, row_ends: Integers, out: npt.NDArray[Any]) -> None:
         rows = out.reshape(-1, self._row_tokens)
         for row in np.flatnonzero(row_ends < self._row_tokens).tolist():
             rows[row, row_ends[row] :] = self._padding[0]
+
+
+def _between(ascending: Integers, begin: int, end: int) -> Integers:
+    """Those of some numbers that are begin .. end."""
+    first, last = np.searchsorted(ascending, [begin, end])
+    return ascending[first:last]
 
 
 def _buffers(tokens: npt.NDArray[Any]) -> list[pa.Buffer]:

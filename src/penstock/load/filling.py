@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.load.gather import Allocate, Batch, Gatherer, StretchBuffer
+from penstock.load.gather import Allocate, Batch, Gatherer, Layout, StretchBuffer
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import check_identity_size
 from penstock.load.transforms import Transform, row_keys
@@ -75,14 +75,25 @@ class Filler:
 
     def fill(self, rows: Integers, passes: Integers, buffer: StretchBuffer, *, position: int, step: int) -> list[Batch]:
         """Batches of `rows`, [batches, rows per batch], in these passes; batch i is at position + i * step."""
-        count, width = len(rows), buffer.cu_seqlens.shape[1]
+        return self.fill_from(self.lay_out(rows), passes, buffer, first=0, position=position, step=step)
+
+    def lay_out(self, rows: Integers) -> Layout:
+        """Works out many batches of `rows` at once, for `fill_from` to fill a few at a time."""
+        return self._gatherer.lay_out(rows)
+
+    def fill_from(
+        self, layout: Layout, passes: Integers, buffer: StretchBuffer, *, first: int, position: int, step: int
+    ) -> list[Batch]:
+        """As many batches as `passes` has, from batch `first` of a layout on."""
+        count, width = len(passes), buffer.cu_seqlens.shape[1]
+        rows = layout.rows[first : first + count]
         gathered = buffer
         if self._more_borders:
             # The gatherer fills what it would have allocated; the room behind it is the transforms'.
             width -= rows.shape[1] * self._more_borders
             buffer.cu_seqlens[:count, width:] = rows.shape[1] * self.plan.seq_len
             gathered = StretchBuffer(buffer.tokens, buffer.loss_mask, buffer.cu_seqlens[:, :width])
-        self._gatherer.fill(rows, gathered)
+        self._gatherer.fill_from(layout, first, first + count, gathered)
         parts = zip(buffer.tokens[:count], buffer.loss_mask[:count], buffer.cu_seqlens[:count], rows, strict=True)
         batches = [Batch(*arrays, position + number * step) for number, arrays in enumerate(parts)]
         if self.transforms:

@@ -1,9 +1,9 @@
 """Rows of a plan to batches, as they go on the wire: tokens in store width, loss mask, document borders.
 
-A stretch of batches is filled at once, because numpy costs a microsecond per call however little it is asked. Tokens
-that lie together are copied together (copying.py), straight out of the segments' maps; mask and borders take a handful
-of calls over the spans of all rows, whatever the plan's policy. Blocks of tokens are checked on first touch.
-More than half of the time is memory's, which is read at random.
+What stands where is worked out for many batches at once (a `Layout`), because numpy costs a microsecond per call
+however little it is asked; a stretch of them is then filled in a dozen calls. Tokens that lie together are copied
+together (copying.py), straight out of the maps of segments. Blocks of tokens are checked on first touch. More than half
+of the time is memory's, which is read at random, and passes without Python's lock.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.load.copying import TokenCopier
+from penstock.load.copying import TokenCopier, TokenLayout
 from penstock.load.loss import LossRuns
-from penstock.pack import Plan, Spans
+from penstock.pack import Plan, Spans, Stretches
 
-__all__ = ["Allocate", "Batch", "Gatherer", "StretchBuffer"]
+__all__ = ["Allocate", "Batch", "Gatherer", "Layout", "StretchBuffer"]
 
 Integers = npt.NDArray[np.int64]
 Allocate = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
@@ -62,6 +62,37 @@ class Batch:
     position: int
 
 
+LossOfRows = tuple[LossRuns, Integers, Spans]
+"""Loss runs of a store, the rows that are of it, and their spans."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What stands where in some batches: worked out for many at once, filled a few at a time.
+
+    Attributes:
+        rows: [batches, rows per batch], the plan's row numbers.
+        row_ends: [all rows], where padding begins.
+        tokens: where the tokens lie.
+        silent: places over all rows x T whose label is of another document, or counted already.
+        silent_starts: [batches + 1], where those of each batch begin.
+        continued: rows, counted from 0, that begin with labels which an earlier row counts.
+        loss: what carries loss where not everything does.
+        borders: where documents begin, counted from each batch's begin.
+        border_starts: [batches + 1], where those of each batch begin.
+    """
+
+    rows: Integers
+    row_ends: Integers
+    tokens: TokenLayout
+    silent: Integers
+    silent_starts: list[int]
+    continued: Integers
+    loss: list[LossOfRows]
+    borders: npt.NDArray[np.int32]
+    border_starts: list[int]
+
+
 class Gatherer:
     """Fills buffers with rows of one plan."""
 
@@ -92,46 +123,75 @@ class Gatherer:
 
     def fill(self, rows: Integers, buffer: StretchBuffer) -> None:
         """Makes `rows`, [batches, rows per batch], the first batches of the buffer."""
-        plan, used = self._plan, slice(0, len(rows))
-        flat = rows.reshape(-1)
-        spans = plan.spans(flat)
-        row_ends = spans.row_ends()
-        self._copier.copy(plan.stretches(flat, spans), row_ends, buffer.tokens[used].reshape(-1, plan.seq_len + 1))
-        mask = buffer.loss_mask[used].reshape(-1, plan.seq_len)
-        self._mark_labels(spans, row_ends, mask)
-        if self._loss_runs is not None:
-            self._loss_runs.apply(spans, mask)
-        self._mark_borders(spans, row_ends, batch_rows=rows.shape[1], cu_seqlens=buffer.cu_seqlens[used])
+        self.fill_from(self.lay_out(rows), 0, len(rows), buffer)
 
-    def _mark_labels(self, spans: Spans, row_ends: Integers, mask: npt.NDArray[np.bool_]) -> None:
-        """Which labels count: those of the same document that no earlier row has counted."""
-        plan, width = self._plan, self._plan.seq_len
-        mask.fill(True)
-        if plan.waste_tokens:
-            padded = np.flatnonzero(row_ends <= width)
-            mask[padded] = self._places < row_ends[padded, None] - 1
+    def lay_out(self, rows: Integers) -> Layout:
+        """Works out what stands where in some batches, [batches, rows per batch]."""
+        flat = rows.reshape(-1)
+        spans = self._plan.spans(flat)
+        everything = np.arange(len(flat))
+        loss = [] if self._loss_runs is None else [(self._loss_runs, everything, spans)]
+        return self._laid_out(rows, spans, self._plan.stretches(flat, spans), loss)
+
+    def _laid_out(self, rows: Integers, spans: Spans, stretches: Stretches, loss: list[LossOfRows]) -> Layout:
+        plan, width, (num_batches, batch_rows) = self._plan, self._plan.seq_len, rows.shape
+        row_ends = spans.row_ends()
         # The label before a span is its first token: another document's or, where `first` is above 0, counted already.
         crossed = spans.place > 0 if plan.boundaries else (spans.place > 0) & (spans.first > 0)
-        mask.reshape(-1)[(spans.row * width + spans.place - 1)[crossed]] = False
-        if plan.context:
-            mask[spans.row[spans.first > 0], : plan.context] = False
+        silent = (spans.row * width + spans.place - 1)[crossed]
+        borders = self._borders(spans, row_ends)
+        first_places = np.arange(num_batches + 1) * (batch_rows * width)
+        border_starts = np.searchsorted(borders, first_places)
+        return Layout(
+            rows=rows,
+            row_ends=row_ends,
+            tokens=self._copier.lay_out(stretches, row_ends, batch_rows=batch_rows),
+            silent=silent,
+            silent_starts=np.searchsorted(silent, first_places).tolist(),
+            continued=spans.row[spans.first > 0] if plan.context else np.empty(0, np.int64),
+            loss=loss,
+            borders=(borders - np.repeat(first_places[:-1], np.diff(border_starts))).astype(np.int32),
+            border_starts=border_starts.tolist(),
+        )
 
-    def _mark_borders(
-        self, spans: Spans, row_ends: Integers, *, batch_rows: int, cu_seqlens: npt.NDArray[np.int32]
-    ) -> None:
-        """Where documents begin in each batch; padding counts as one, and so does a row where borders are off."""
+    def _borders(self, spans: Spans, row_ends: Integers) -> Integers:
+        """Where documents begin; padding counts as one, and so does a row where borders are off."""
         width = self._plan.seq_len
-        num_batches = len(cu_seqlens)
-        if self._plan.boundaries:
-            inside = spans.place < width
-            borders = (spans.row * width + spans.place)[inside]
-            padded = np.flatnonzero(row_ends < width)
-            if len(padded):
-                borders = np.sort(np.concatenate([borders, padded * width + row_ends[padded]]))
-        else:
-            borders = np.arange(len(row_ends)) * width
-        batch_places = batch_rows * width
-        first_of_batch = np.searchsorted(borders, np.arange(num_batches + 1) * batch_places)
-        batch_of = np.repeat(np.arange(num_batches), np.diff(first_of_batch))
-        cu_seqlens.fill(batch_places)
-        cu_seqlens[batch_of, np.arange(len(borders)) - first_of_batch[batch_of]] = borders - batch_of * batch_places
+        if not self._plan.boundaries:
+            return np.arange(len(row_ends)) * width
+        borders: Integers = (spans.row * width + spans.place)[spans.place < width]
+        padded = np.flatnonzero(row_ends < width)
+        return np.sort(np.concatenate([borders, padded * width + row_ends[padded]])) if len(padded) else borders
+
+    def fill_from(self, layout: Layout, first: int, last: int, buffer: StretchBuffer) -> None:
+        """Makes the batches first .. last of a layout the first ones of the buffer."""
+        used, width = slice(0, last - first), self._plan.seq_len
+        self._copier.fill(layout.tokens, first, last, buffer.tokens[used].reshape(-1, width + 1))
+        self._mark_labels(layout, first, last, buffer.loss_mask[used].reshape(-1, width))
+        batch_places = layout.rows.shape[1] * width
+        for cu_seqlens, batch in zip(buffer.cu_seqlens[used], range(first, last), strict=True):
+            begin, end = layout.border_starts[batch : batch + 2]
+            cu_seqlens[: end - begin] = layout.borders[begin:end]
+            cu_seqlens[end - begin :] = batch_places
+
+    def _mark_labels(self, layout: Layout, first: int, last: int, mask: npt.NDArray[np.bool_]) -> None:
+        """Which labels count: those of the same document that no earlier row has counted."""
+        plan, width, batch_rows = self._plan, self._plan.seq_len, layout.rows.shape[1]
+        first_row, last_row = first * batch_rows, last * batch_rows
+        mask.fill(True)
+        if plan.waste_tokens:
+            row_ends = layout.row_ends[first_row:last_row]
+            padded = np.flatnonzero(row_ends <= width)
+            mask[padded] = self._places < row_ends[padded, None] - 1
+        silent = layout.silent[layout.silent_starts[first] : layout.silent_starts[last]]
+        mask.reshape(-1)[silent - first_row * width] = False
+        if plan.context:
+            begin, end = np.searchsorted(layout.continued, [first_row, last_row])
+            mask[layout.continued[begin:end] - first_row, : plan.context] = False
+        for runs, rows, spans in layout.loss:
+            begin, end = np.searchsorted(rows, [first_row, last_row]).tolist()
+            if begin < end:
+                own = rows[begin:end] - first_row
+                carrying = mask[own]
+                runs.apply(spans.of_rows(begin, end), carrying)
+                mask[own] = carrying

@@ -19,11 +19,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.hardware import available_cores
 from penstock.load.filling import Filler
-from penstock.load.gather import Allocate, Batch, StretchBuffer
+from penstock.load.gather import Allocate, Batch, Layout, StretchBuffer
 from penstock.load.order import Order
 from penstock.load.state import position_in, saved_state
 from penstock.load.transforms import Transform
@@ -34,6 +35,8 @@ __all__ = ["Loader"]
 # Tokens filled at once where nothing else is asked: enough to spread the cost per call, little enough for the caches.
 STRETCH_TOKENS = 2**20
 MOST_BATCHES_IN_A_STRETCH = 64
+# Rows worked out at once, some stretches of them: numpy's calls cost as much for a thousand.
+LAID_OUT_ROWS = 2**12
 # More threads would wait for Python's lock, or for memory.
 MOST_THREADS = 4
 
@@ -98,7 +101,7 @@ class Loader:
         self._buffers = [self._filler.new_buffer(stretch, allocate) for _ in range(num_buffers)]
         self._producer: _Producer | None = None
         self._ready: Iterator[Batch] = iter(())
-        self._next_stretch = 1
+        self._ahead: _Stretches | None = None
 
     def _new_stream(
         self, plan: Plan, *, seed: int, shuffle: bool, order: Order | None, transforms: Sequence[Transform]
@@ -142,11 +145,14 @@ class Loader:
         batch = next(self._ready, None)
         if batch is not None:
             return batch
-        batches, error = self._filler.fill(self.position, self._next_stretch, self._buffers[0])
-        if not batches and error is not None:
-            raise error
+        if self._ahead is None:
+            self._ahead = _Stretches(self._filler, self.position, len(self._buffers[0].tokens))
+        batches, error = self._filler.fill(self._ahead.take(), self._buffers[0])
+        if error is not None:
+            self._ahead = None  # what can't be filled is tried again when it is asked for again
+            if not batches:
+                raise error
         self._ready = iter(batches)
-        self._next_stretch = _longer(self._next_stretch, self._buffers[0])
         return next(self._ready)
 
     def _stop(self) -> None:
@@ -154,6 +160,7 @@ class Loader:
             self._producer.stop()
             self._producer = None
         self._ready = iter(())
+        self._ahead = None
 
     def close(self) -> None:
         """Ends the threads; the loader can still be used and will start others."""
@@ -194,33 +201,87 @@ class _Batches:
         """Memory for a stretch."""
         return self._filler.new_buffer(num_batches=num_batches, batch_rows=self.own_rows, allocate=allocate)
 
-    def fill(self, position: int, count: int, buffer: StretchBuffer) -> tuple[list[Batch], BaseException | None]:
-        """Up to `count` batches from a position on; fewer, and the error, where one can't be filled."""
+    def lay_out(self, position: int, count: int) -> _LaidOut:
+        """Works out `count` batches from a position on."""
+        rows, passes = (
+            values.reshape(count, self.batch_rows)[:, self._share]
+            for values in self._filler.at(position, count * self.batch_rows)
+        )
+        return _LaidOut(position=position, passes=passes, layout=self._filler.lay_out(rows))
+
+    def fill(self, stretch: _Stretch, buffer: StretchBuffer) -> tuple[list[Batch], BaseException | None]:
+        """The batches of a stretch; fewer, and the error, where one can't be filled."""
+        position, count = stretch.position, stretch.count
         try:
-            return self._filled(position, count, buffer), None
+            return self._filled(stretch, buffer), None
         except Exception as error:  # noqa: BLE001  handed to the caller, who raises it where it belongs
             if count == 1:
                 return [], error
         # The batches before the bad one are good: find it one by one.
         good = 0
         while good < count:
-            batches, failure = self.fill(position + good * self.batch_rows, 1, buffer)
+            batches, failure = self.fill(_Stretch(position=position + good * self.batch_rows, count=1), buffer)
             if not batches:
-                return self._filled(position, good, buffer) if good else [], failure
+                return self._filled(_Stretch(position=position, count=good), buffer) if good else [], failure
             good += 1
-        return self._filled(position, count, buffer), None
+        return self._filled(_Stretch(position=position, count=count), buffer), None
 
-    def _filled(self, position: int, count: int, buffer: StretchBuffer) -> list[Batch]:
-        rows, passes = (
-            values.reshape(count, self.batch_rows)[:, self._share]
-            for values in self._filler.at(position, count * self.batch_rows)
+    def _filled(self, stretch: _Stretch, buffer: StretchBuffer) -> list[Batch]:
+        laid_out = stretch.laid_out or self.lay_out(stretch.position, stretch.count)
+        first = (stretch.position - laid_out.position) // self.batch_rows
+        passes = laid_out.passes[first : first + stretch.count]
+        return self._filler.fill_from(
+            laid_out.layout, passes, buffer, first=first, position=stretch.position, step=self.batch_rows
         )
-        return self._filler.fill(rows, passes, buffer, position=position, step=self.batch_rows)
 
 
-def _longer(stretch: int, buffer: StretchBuffer) -> int:
-    """The first stretch is one batch, so that it comes at once; each later one is longer, up to the buffer's size."""
-    return min(4 * stretch, len(buffer.tokens))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LaidOut:
+    """Batches worked out, from a position on."""
+
+    position: int
+    passes: npt.NDArray[np.int64]
+    layout: Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stretch:
+    """Some batches from a position on; None where they aren't worked out yet."""
+
+    position: int
+    count: int
+    laid_out: _LaidOut | None = None
+
+
+class _Stretches:
+    """What is filled next. The first stretch is one batch, so that it comes at once; each later one is longer, up to a
+    buffer's size, and then several of them are worked out at once."""
+
+    def __init__(self, filler: _Batches, position: int, longest: int) -> None:
+        self._filler, self._position, self._longest = filler, position, longest
+        self._count = 1
+        self._laid_out: _LaidOut | None = None
+        self._end = position
+
+    def take(self) -> _Stretch:
+        """The next stretch."""
+        step, count = self._filler.batch_rows, self._count
+        if self._position == self._end:
+            self._lay_out_more()
+        stretch = _Stretch(position=self._position, count=count, laid_out=self._laid_out)
+        self._position += count * step
+        self._count = min(4 * count, self._longest)
+        return stretch
+
+    def _lay_out_more(self) -> None:
+        count = self._count
+        if count == self._longest:
+            count *= max(1, LAID_OUT_ROWS // (self._filler.own_rows * count))
+        self._end = self._position + count * self._filler.batch_rows
+        try:
+            self._laid_out = self._filler.lay_out(self._position, count)
+        except Exception:  # noqa: BLE001  met again, and told, where the batch in question is filled
+            self._laid_out = None
 
 
 class _Producer:
@@ -284,18 +345,17 @@ class _Work:
         for buffer in buffers:
             self.free.put(buffer)
         self._filler = filler
+        self._ahead = _Stretches(filler, position, len(buffers[0].tokens))
         self._taking = threading.Lock()
-        self._number, self._position, self._stretch = 0, position, 1
+        self._number = 0
 
     def run(self) -> None:
         """Fills one stretch after another until None comes in place of a buffer, or a stretch can't be filled."""
         failure = None
         while failure is None and (buffer := self.free.get()) is not None:
-            with self._taking:
-                number, position, stretch = self._number, self._position, self._stretch
+            with self._taking:  # one works out what comes next, while the others fill
+                number, stretch = self._number, self._ahead.take()
                 self._number += 1
-                self._position += stretch * self._filler.batch_rows
-                self._stretch = _longer(stretch, buffer)
-            batches, failure = self._filler.fill(position, stretch, buffer)
+            batches, failure = self._filler.fill(stretch, buffer)
             self.ready[number % len(self.ready)].put(_Filled(batches, failure, buffer))
         self.free.put(None)  # the next thread ends too

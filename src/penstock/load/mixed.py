@@ -27,7 +27,7 @@ from penstock.errors import ConfigError, ResumeError, nearest_first
 from penstock.hashing import digest_of, strong_hash
 from penstock.load.copying import TokenCopier
 from penstock.load.filling import Filler
-from penstock.load.gather import Batch, Gatherer, StretchBuffer
+from penstock.load.gather import Batch, Gatherer, Layout, StretchBuffer
 from penstock.load.loader import Loader
 from penstock.load.loss import LossRuns
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
@@ -63,13 +63,9 @@ class MixedGatherer(Gatherer):
         self._copier = TokenCopier(*stores, row_tokens=mixture.seq_len + 1)
         self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]
 
-    def fill(self, rows: Integers, buffer: StretchBuffer) -> None:
+    def lay_out(self, rows: Integers) -> Layout:
         """See `Gatherer`."""
-        mixture, used = self._plan, slice(0, len(rows))
-        flat, width = rows.reshape(-1), mixture.seq_len
-        tokens = buffer.tokens[used].reshape(-1, width + 1)
-        mask = buffer.loss_mask[used].reshape(-1, width)
-        row_ends = np.empty(len(flat), np.int64)
+        mixture, flat = self._plan, rows.reshape(-1)
         parts: list[tuple[int, Integers, Spans]] = []
         stretches: list[Stretches] = []
         owner = np.searchsorted(mixture.first_rows, flat, side="right") - 1
@@ -82,17 +78,10 @@ class MixedGatherer(Gatherer):
             found = plan.stretches(own, spans)
             first_segment = self._copier.first_segments[number]
             stretches.append(replace(found, row=places[found.row], segment=found.segment + first_segment))
-            row_ends[places] = spans.row_ends()
             parts.append((number, places, spans))
-        self._copier.copy(_side_by_side(stretches), row_ends, tokens)
         merged = parts[0][2] if len(parts) == 1 else _merged(parts, num_rows=len(flat))
-        self._mark_labels(merged, row_ends, mask)
-        for number, places, spans in parts:
-            if (runs := self._runs[number]) is not None:
-                own_mask = mask[places]
-                runs.apply(spans, own_mask)
-                mask[places] = own_mask
-        self._mark_borders(merged, row_ends, batch_rows=rows.shape[1], cu_seqlens=buffer.cu_seqlens[used])
+        loss = [(runs, places, spans) for number, places, spans in parts if (runs := self._runs[number]) is not None]
+        return self._laid_out(rows, merged, _side_by_side(stretches), loss)
 
 
 def _side_by_side(parts: Sequence[Stretches]) -> Stretches:
@@ -166,12 +155,14 @@ class MixedFiller(Filler):
                 rows[run], passes[run] = self.at(int(positions[run[0]]), len(run))
         return rows, passes
 
-    def fill(self, rows: Integers, passes: Integers, buffer: StretchBuffer, *, position: int, step: int) -> list[Batch]:
+    def fill_from(
+        self, layout: Layout, passes: Integers, buffer: StretchBuffer, *, first: int, position: int, step: int
+    ) -> list[Batch]:
         """See `Filler`; the batches are `MixedBatch`es."""
-        first_rows = self.plan.first_rows
+        filled = super().fill_from(layout, passes, buffer, first=first, position=position, step=step)
+        first_rows, rows = self.plan.first_rows, layout.rows[first : first + len(passes)]
         sources = np.searchsorted(first_rows, rows, side="right") - 1
         own = rows - first_rows[sources]
-        filled = super().fill(rows, passes, buffer, position=position, step=step)
         return [
             MixedBatch(one.tokens, one.loss_mask, one.cu_seqlens, own[number], one.position, sources[number])
             for number, one in enumerate(filled)

@@ -4,8 +4,9 @@ A large array that is made for each batch costs more than what is written into i
 it is dropped, and gives zeroed ones the next time, at about 2 ns per token of 8 bytes. Here the memory of an array is
 kept when nobody holds the array any more, and the next one of that size gets it. An array that is held is never
 touched, nor one of which somebody holds a part, so batches can be kept for as long as anybody likes. Arrays begin on
-a cache line, which lets JAX take them as they are. Memory: at most `MOST_FREE` arrays of each size in use
-lately, for each of up to `MOST_SIZES` sizes.
+a cache line, which lets JAX and TensorFlow take them as they are.
+
+Memory: at most `MOST_FREE` arrays of each size in use lately, for each of up to `MOST_SIZES` sizes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ import numpy.typing as npt
 
 __all__ = ["recycled_empty"]
 
-MOST_FREE = 4
+# tf.data holds a dozen arrays of a size at a time: three fields of the batches it reads ahead and has yet to let go.
+MOST_FREE = 16
 MOST_SIZES = 8
 # Below this malloc keeps the memory itself.
 SMALLEST_BYTES = 2**16

@@ -55,6 +55,14 @@ class Spans:
         ends: Integers = self.place[last] + self.length[last]
         return ends
 
+    def of_rows(self, first_row: int, last_row: int) -> Spans:
+        """Those of the rows first_row .. last_row, counted from there."""
+        begin, end = self.starts[[first_row, last_row]].tolist()
+        starts, row = self.starts[first_row : last_row + 1] - begin, self.row[begin:end] - first_row
+        return Spans(
+            starts, row, *(values[begin:end] for values in (self.place, self.document, self.first, self.length))
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Stretches:
