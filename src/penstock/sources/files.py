@@ -176,35 +176,34 @@ class FilesSource:
     def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
         """Reads each file once; what was read is what is hashed and encoded, even if the file changes meanwhile."""
         text = UnitText(documents=[], skips=SkipTally(each=[]))
+        documents, skips = text.documents, text.skips
         with closing(_OpenFolder(self._root)) as folder:
-            for item in unit.items:
-                key = self._key(item.path)
-                if wanted is None or wanted(key):
-                    self._add_file(text, key, item.path, self._read_file(folder, item))
+            for path, size in unit.items:
+                key = self._key(path)
+                if wanted is not None and not wanted(key):
+                    continue
+                data = self._read_file(folder, path, size)
+                if data is None:
+                    skips.add("unreadable", key)
+                elif len(data) > self._options.max_file_bytes:
+                    skips.add("too-large", key)  # it grew since the walk
+                elif reason := content_problem(data):
+                    skips.add(reason, key)
+                else:
+                    document = Document(
+                        key=key,
+                        group=key,
+                        path=path,
+                        byte_start=0,
+                        byte_end=len(data),
+                        parts=(Part(data=data),),
+                        language=language_of(path or self._root),
+                    )
+                    documents.append(document)
         return text
 
     def close(self) -> None:
         """Nothing stays open between units."""
-
-    def _add_file(self, text: UnitText, key: bytes, path: bytes, data: bytes | None) -> None:
-        """Adds a file as a document, or to the tally."""
-        if data is None:
-            text.skips.add("unreadable", key)
-        elif len(data) > self._options.max_file_bytes:
-            text.skips.add("too-large", key)  # it grew since the walk
-        elif reason := content_problem(data):
-            text.skips.add(reason, key)
-        else:
-            document = Document(
-                key=key,
-                group=key,
-                path=path,
-                byte_start=0,
-                byte_end=len(data),
-                parts=(Part(data=data),),
-                language=language_of(path or self._root),
-            )
-            text.documents.append(document)
 
     def _key(self, path: bytes) -> bytes:
         return self._key_prefix + path if path else self._key_prefix[:-1]
@@ -212,19 +211,19 @@ class FilesSource:
     def _absolute(self, path: bytes) -> bytes:
         return os.path.join(self._root, path) if path else self._root
 
-    def _read_file(self, folder: _OpenFolder, item: FileItem) -> bytes | None:
+    def _read_file(self, folder: _OpenFolder, path: bytes, size: int) -> bytes | None:
         """The file's bytes, at most one more than allowed; None when it can't be read as a regular file."""
         try:
-            descriptor = folder.open_file(item.path)
+            descriptor = folder.open_file(path)
         except OSError as error:
             fs.raise_if_exhausted(error)
             return None
         try:
             # Read to the end, not to the size: a file that grows, or one of /proc (size 0), must not be cut short.
             limit = self._options.max_file_bytes + 1
-            wanted = min(item.size + 1, limit)
+            wanted = min(size + 1, limit)
             data = os.read(descriptor, wanted)
-            if len(data) == item.size and data:
+            if len(data) == size and data:
                 return data  # as the walk saw it
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None  # a FIFO or device took its place

@@ -126,13 +126,17 @@ def arrow_array(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> 
     if pa.types.is_integer(kind):
         numbers = np.ascontiguousarray(values, kind.to_pandas_dtype())
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(numbers)])
-    encoded = [value.encode() for value in values] if pa.types.is_string(kind) else values
-    joined = pa.py_buffer(b"".join(encoded))
+    if pa.types.is_string(kind):
+        joined = "".join(values).encode()
+        if not joined.isascii():  # characters aren't bytes
+            values = [value.encode() for value in values]
+    else:
+        joined = b"".join(values)
     if pa.types.is_fixed_size_binary(kind):
-        return pa.Array.from_buffers(kind, len(values), [None, joined])
+        return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(joined)])
     borders = np.zeros(len(values) + 1, np.int32)
-    np.cumsum([len(value) for value in encoded], out=borders[1:])
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(borders), joined])
+    np.cumsum(np.fromiter(map(len, values), np.int32, count=len(values)), out=borders[1:])
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(borders), pa.py_buffer(joined)])
 
 
 def write_segment(store: Path, payload: npt.NDArray[Any]) -> SegmentEntry:

@@ -370,7 +370,7 @@ def add_column_rows(
 
 def _add_texts(first: int, batch: Any, rows: RowDocuments, column: str) -> None:
     """One column of text: its bytes go from Arrow's buffer to the document without becoming a string."""
-    texts = _bytes_of(batch.column(column))
+    texts, is_utf8 = _bytes_of(batch.column(column)), _is_utf8(batch.column(column))
     others = [name for name in batch.schema.names if name != column]
     values = [_values_of(batch.column(name)) for name in others]
     records = (dict(zip(others, record, strict=True)) for record in zip(*values, strict=True))
@@ -378,7 +378,21 @@ def _add_texts(first: int, batch: Any, rows: RowDocuments, column: str) -> None:
         if text is None:
             rows.skip("no-text", number, f"column {column!r} holds null, not text")
         elif not rows.is_unwanted(number):
-            rows.add(number, number + 1, text, record, row_number=number)
+            rows.add(number, number + 1, text, record, row_number=number, is_utf8=is_utf8)
+
+
+def _is_utf8(array: Any) -> bool:
+    """Whether all values of a column are found to be UTF-8 by Arrow, several times as fast as one by one."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if not (types.is_string(array.type) or types.is_large_string(array.type)):
+        return False
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid:
+        return False  # some aren't; which ones is found row by row
+    return True
 
 
 def _add_records(first: int, batch: Any, rows: RowDocuments, columns: tuple[str, ...]) -> None:

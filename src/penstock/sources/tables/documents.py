@@ -104,10 +104,12 @@ class RowDocuments:
 
     def add_row(self, number: int, end: int, row: Mapping[str, Any], *, row_number: int | None = None) -> None:
         """A row whose content is in its columns; see `add`."""
+        is_utf8 = False
         try:
             if self._text_column is not None:
                 value = row.get(self._text_column)
-                content: Content = value.encode() if type(value) is str else self._renderer.text(row)  # type: ignore[attr-defined]
+                is_utf8 = type(value) is str
+                content: Content = value.encode() if is_utf8 else self._renderer.text(row)  # type: ignore[attr-defined, union-attr]
             else:
                 content = self._renderer.parts(row)
         except BadRowError as problem:
@@ -116,10 +118,17 @@ class RowDocuments:
         except UnicodeEncodeError:
             self.skip("not-utf8", number, "half a surrogate pair")
             return
-        self.add(number, end, content, row, row_number=row_number)
+        self.add(number, end, content, row, row_number=row_number, is_utf8=is_utf8)
 
     def add(
-        self, number: int, end: int, content: Content, columns: Mapping[str, Any], *, row_number: int | None = None
+        self,
+        number: int,
+        end: int,
+        content: Content,
+        columns: Mapping[str, Any],
+        *,
+        row_number: int | None = None,
+        is_utf8: bool = False,
     ) -> None:
         """A row whose content is at hand.
 
@@ -129,14 +138,17 @@ class RowDocuments:
             content: text, or parts.
             columns: its values.
             row_number: for the facts, where it is known.
+            is_utf8: whether the content is text that is known to be UTF-8, so that it needn't be checked again.
         """
         data = content if type(content) is bytes else b"".join([part.data for part in content])  # type: ignore[union-attr]
         if len(data) > self._max_bytes:
             self.skip("too-large", number)
             return
-        if reason := content_problem(data if type(content) is bytes else _text_of(content)):  # type: ignore[arg-type]
-            self.skip(reason, number, f"the text is {reason}")
-            return
+        if not is_utf8 or not data or b"\0" in data:
+            reason = content_problem(data if type(content) is bytes else _text_of(content))  # type: ignore[arg-type]
+            if reason is not None:
+                self.skip(reason, number, f"the text is {reason}")
+                return
         try:
             key, group, text_hash = self._identity(number, data, columns)
         except BadRowError as problem:

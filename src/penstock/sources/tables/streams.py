@@ -25,6 +25,9 @@ __all__ = ["CHUNK_BYTES", "COMPRESSIONS", "Block", "Record", "RecordCursor", "St
 
 CHUNK_BYTES = 2**16
 BLOCK_BYTES = 2**20
+# A search takes 0.1 µs, in which this many bytes are compared; so many lines may be shorter than that.
+LONG_LINE_BYTES = 500
+SHORT_LINES = 32
 # What one unit's chunks, a quarter of its size, may expand to; text expands 3 to 20 times.
 MAX_EXPANDED_BYTES = 512 * 2**20
 
@@ -118,7 +121,13 @@ def cut(
 
 
 def _line_ends(data: bytes) -> list[int]:
-    ends: list[int] = np.flatnonzero(np.frombuffer(data, np.uint8) == 10).tolist()
+    """Where newlines are: of long lines by a search for each, 0.1 ns a byte; else all at once, 0.4 ns a byte."""
+    ends: list[int] = []
+    end = -1
+    while (end := data.find(b"\n", end + 1)) >= 0:
+        ends.append(end)
+        if len(ends) * LONG_LINE_BYTES > end + LONG_LINE_BYTES * SHORT_LINES:
+            return np.flatnonzero(np.frombuffer(data, np.uint8) == 10).tolist()
     return ends
 
 
