@@ -591,7 +591,8 @@ def test_forged_and_ancient_objects(tmp_path: Path, temporary: Path):
         ("odd", "git:{}#--all", "no ref '--all'"),
         ("odd", "git:{}#v1^{{tree}}", "no ref"),
         ("unborn", "git:{}", "HEAD"),
-        ("corrupt", "git:{}", "can't be cloned"),
+        ("corrupt", "git:{}", "git stopped at commit"),
+        ("incomplete", "git:{}", "can't be cloned"),
     ],
 )
 def test_errors_are_one_clear_line(make: str, word: str, says: str, repository: Path, tmp_path: Path, temporary: Path):
@@ -599,11 +600,18 @@ def test_errors_are_one_clear_line(make: str, word: str, says: str, repository: 
     folder.mkdir()
     if make == "empty":
         git(folder, "init", "-q")
-    elif make in ("odd", "unborn", "corrupt"):
+    elif make in ("odd", "unborn", "corrupt", "incomplete"):
         folder.rmdir()
         git(tmp_path, "clone", "-q", "--bare", "--no-hardlinks", str(repository), str(folder))
     if make == "unborn":
         git(folder, "symbolic-ref", "HEAD", "refs/heads/nothing")
+    if make == "incomplete":
+        lost = git(folder, "rev-parse", "HEAD^{tree}").decode().strip()
+        (pack,) = (folder / "objects" / "pack").glob("*.pack")
+        moved = pack.rename(tmp_path / "pack")
+        pack.with_suffix(".idx").unlink()
+        git(folder, "unpack-objects", "-q", data=moved.read_bytes())
+        (folder / "objects" / lost[:2] / lost[2:]).unlink()
     if make == "corrupt":
         (pack,) = (folder / "objects" / "pack").glob("*.pack")
         pack.chmod(0o644)

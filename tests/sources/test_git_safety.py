@@ -408,6 +408,22 @@ def test_the_clone_is_private_and_goes(tmp_path: Path, temporary: Path):
     assert list(temporary.iterdir()) == []
 
 
+def test_local_objects_are_read_in_place_and_may_be_packed_anew_meanwhile(tmp_path: Path, temporary: Path):
+    repository = make_repository(tmp_path / "r")
+    whole = source_of(f"git:{repository}")
+    expected = [document for unit in whole.units(1) for document in whole.read(unit).documents]
+    whole.close()
+    source = source_of(f"git:{repository}")
+    units = list(source.units(1))
+    (folder,) = temporary.iterdir()
+    assert not list((folder / "repository.git" / "objects").rglob("*.pack"))
+    assert source.read(units[0]).documents
+    git(repository, "repack", "-a", "-d", "-f", "-q")
+    git(repository, "prune-packed")
+    assert [document for unit in units for document in source.read(unit).documents] == expected
+    source.close()
+
+
 KILLED = """
 import os, signal, sys
 from penstock.sources import GitSource

@@ -401,7 +401,12 @@ class GitSource:
     def _read_blobs(self, opened: _Opened, items: Sequence[BlobItem], text: UnitText) -> None:
         if not items:
             return
-        for item, data in zip(items, opened.objects.objects([item.blob for item in items]), strict=True):
+        objects = opened.objects.objects([item.blob for item in items])
+        for item in items:
+            try:
+                data = next(objects)
+            except GitStoppedError as error:
+                raise failed(error, item.at_commit) from None
             key = self._item_key(item)
             reason = "missing-object" if data is None else content_problem(data)
             if reason or data is None:
@@ -420,6 +425,8 @@ class GitSource:
                     facts=canonical_json(facts).decode(),
                 )
             )
+        if next(objects, None) is not None:  # ends the conversation
+            raise RuntimeError("git answered more than it was asked")
 
     def _item_key(self, item: CommitItem | BlobItem) -> bytes:
         return self._commit_key(item.commit) if isinstance(item, CommitItem) else self._file_key(item.path)
