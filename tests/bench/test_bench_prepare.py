@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from penstock.bench.corpus import batches_of, corpus_documents, evenly_sampled
+from penstock.bench.gathering import gather_files
 from penstock.bench.prepare import CEILINGS, DATASETS, OURS
 
 from .conftest import JSON_PACKAGE, rows_by_name
@@ -51,3 +53,24 @@ def test_batches_keep_every_document_in_order() -> None:
     batches = list(batches_of(documents, 4))
     assert [document for batch in batches for document in batch] == documents
     assert all(sum(map(len, batch)) >= 4 for batch in batches[:-1])
+
+
+def test_each_content_is_gathered_once_and_all_of_it_is_prepared(tmp_path: Path) -> None:
+    origin = tmp_path / "origin"
+    names = {"a.py": "x = 1\n", "b/a.py": "x = 1\n", "vendor/c.py": "y = 2\n", "d/.hidden.py": "z = 3\n"}
+    for name, text in {**names, "e_pb2.py": "generated = 1\n", "bytes.bin": "\0"}.items():
+        (origin / name).parent.mkdir(parents=True, exist_ok=True)
+        (origin / name).write_text(text)
+    gathered = gather_files(inputs=[f"own={origin}"], folder=str(tmp_path / "corpus"))
+    documents = corpus_documents(gathered["inputs"])
+    assert documents == [b"x = 1\n"]  # what is hidden or vendored was no input
+    assert gathered["documents"] == 1
+    assert gathered["left_out"].keys() == {"copies", "generated or minified"}
+
+
+def test_inputs_that_arent_files_stay_as_they_are(tmp_path: Path) -> None:
+    table = tmp_path / "rows.jsonl"
+    table.write_text('{"text": "one"}\n{"text": "one"}\n')
+    gathered = gather_files(inputs=[str(table)], folder=str(tmp_path / "corpus"))
+    assert gathered["inputs"] == [str(table)]
+    assert not (tmp_path / "corpus").exists()

@@ -2,13 +2,15 @@
 and datatrove.
 
 The ceiling is gigatoken with the documents already in memory and the ids thrown away, on the same number of threads, in
-three ways, of which the fastest counts. Measured with one encoder thread and with as many as there are cores: with one,
+three ways, of which the fastest counts. Both sides have the same documents, each of them once, gathered from the inputs
+beforehand (see `gathering`). Measured with one encoder thread and with as many as there are cores: with one,
 reading, hashing and writing have the other cores to themselves; with all, everything shares them, and so it does on a
 user's machine. The page cache is warm: a first run of ours, not counted, reads every file.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from typing import Any
 
 from penstock.bench.corpus import corpus_sources, tokenizer_path
 from penstock.bench.options import CorpusOptions, resolved_workers
-from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of
+from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of, run_own
 from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio, ratio_to
 
 __all__ = ["Options", "run"]
@@ -51,6 +53,12 @@ def run(options: Options, tell: Tell) -> BenchResult:
     workers = resolved_workers(options.workers)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
+        tell("corpus: copies of all distinct files")
+        gathered = run_own(
+            "gathering:gather_files", {"inputs": list(options.inputs), "folder": str(folder / "corpus")}, folder=folder
+        )
+        names = [source.name for source in corpus_sources(options.inputs)]
+        options = dataclasses.replace(options, inputs=tuple(gathered.pop("inputs")))
         tokenizer_file, tokenizer = tokenizer_path(options.tokenizer, options.inputs, folder)
         subjects = _subjects(options, workers=workers, tokenizer=str(tokenizer_file), folder=folder)
         tell(f"{OURS}: warm-up")
@@ -58,7 +66,8 @@ def run(options: Options, tell: Tell) -> BenchResult:
         outcomes = measured(subjects, repeats=options.repeats, folder=folder, skip=options.skip, tell=tell)
     rows = _rows(outcomes, workers)
     settings = {
-        "corpus": [source.name for source in corpus_sources(options.inputs)],
+        "corpus": names,
+        "distinct_documents": gathered,
         "tokenizer": f"{tokenizer.vocab_size} ids, digest {tokenizer.digest[:12]}",
         "threads": workers,
         "repeats": options.repeats,
