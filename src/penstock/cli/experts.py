@@ -9,6 +9,7 @@ changed. A store that is there is examined first, and made anew if it is damaged
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 STORES_NAME = ".stores"
 HELD_OUT_SPLIT = "train=90,val=10"
 WITHOUT_TEMPLATE = "alpaca"
+MOST_SHOWN = 60  # characters of a value
 
 
 def record_adapted(adaptation: Adaptation | None, log: RunLog, *, verbose: bool) -> None:
@@ -37,7 +39,12 @@ def record_adapted(adaptation: Adaptation | None, log: RunLog, *, verbose: bool)
     for one in adaptation.adapted:
         log.append("adapted", key=one.key, value=one.value, outcome=one.outcome, detail=one.detail)
         if verbose:
-            note(one_line(f"{one.key}: {one.outcome}: {one.detail}"))
+            note(one_line(f"{one.key} = {_shortened(one.value)}: {one.outcome}: {one.detail}"))
+
+
+def _shortened(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 1] + "…"
 
 
 def prepared_stores(

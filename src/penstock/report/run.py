@@ -16,7 +16,18 @@ from penstock.errors import InputError
 from penstock.report.fields import finite, line_of, mapping, shell_line, whole
 from penstock.runlog import RECORDS_NAME, Record, latest_by_step, read_records
 
-__all__ = ["Checkpoint", "Choice", "Evaluation", "Phase", "Run", "Sample", "Step", "StoreFacts", "read_run_records"]
+__all__ = [
+    "Checkpoint",
+    "Choice",
+    "Evaluation",
+    "Phase",
+    "Run",
+    "Sample",
+    "Step",
+    "StoreFacts",
+    "read_run_records",
+    "sessions_of",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +146,7 @@ class Run:
     def from_records(cls, records: Sequence[Record]) -> Run:
         """Reads the records; fields that are missing or of another type stay at their empty value."""
         whole_records = [record for record in records if isinstance(record, dict)]
-        sessions = _sessions(whole_records)
+        sessions = sessions_of(whole_records)
         start = next((record for record in reversed(whole_records) if record.get("kind") == "start"), {})
         first_start = sessions[0][0] if sessions else {}
         return cls(
@@ -182,7 +193,7 @@ def _by_step(records: list[Record], kind: str) -> list[Record]:
     return latest_by_step(stepped, kind)
 
 
-def _sessions(records: list[Record]) -> list[list[Record]]:
+def sessions_of(records: Sequence[Record]) -> list[list[Record]]:
     """The records cut before each start: one session for each time the run was started."""
     sessions: list[list[Record]] = []
     for record in records:

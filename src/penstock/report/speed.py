@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.report import measures
 from penstock.report.fields import finite, mapping, sequence, whole
-from penstock.report.run import Run
+from penstock.report.run import Run, sessions_of
 from penstock.runlog import Record
 
 __all__ = ["FIRST_STEPS", "Account", "Speed", "account_of", "gpu_activity", "speed_of", "steady_steps"]
@@ -140,22 +140,13 @@ def account_of(records: Sequence[Record]) -> Account:
     training: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     to_first: float | None = None
     total = 0.0
-    for session in _sessions(records):
+    for session in sessions_of(records):
         spent, first = _session_account(session)
         to_first = to_first if to_first is not None else first
         for name, seconds in spent.items():
             training[name] += seconds
         total += sum(spent.values()) - spent["start_up"]
     return Account(seconds_to_first_step=to_first, training_seconds=total or None, **training)
-
-
-def _sessions(records: Sequence[Record]) -> list[list[Record]]:
-    sessions: list[list[Record]] = []
-    for record in records:
-        if record.get("kind") == "start" or not sessions:
-            sessions.append([])
-        sessions[-1].append(record)
-    return sessions
 
 
 def _session_account(session: Sequence[Record]) -> tuple[dict[str, float], float | None]:

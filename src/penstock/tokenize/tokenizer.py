@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -46,12 +45,6 @@ class Tokenizer:
         self._checked_engine: Engine | None = None
         self._threads = threading.local()
         self._choosing = threading.Lock()
-
-    @classmethod
-    def from_file(cls, path: Path, *, end_token: str | None = None) -> Tokenizer:
-        """Loads a tokenizer.json file."""
-        spec = TokenizerSpec.from_json(path.read_bytes(), origin=str(path), end_token=end_token)
-        return cls(spec, origin=str(path))
 
     @property
     def engine(self) -> EngineChoice:

@@ -7,7 +7,7 @@ resumed computes the same losses to the last bit on a CPU, and on a GPU with `de
 
 Steps are numbered by updates done: the record of step 1 follows the first update, and `step-00000120` holds the model
 after 120. `tokens` counts scored targets, never padding. Seconds of a step include the wait for its batch
-(`data_seconds`); evaluations and saves are outside. On a GPU the host is a step ahead of the device where nothing is
+(`data_seconds`, where the device had nothing else to do); evaluations and saves are outside. On a GPU the host is a step ahead of the device where nothing is
 due between the two (stepping.py).
 """
 
@@ -43,7 +43,7 @@ from penstock.train.run import Run, assemble, new_model, training_data, with_len
 from penstock.train.saving import Saver, restore
 from penstock.train.start import Progress, refuse_another_run, starting_point
 from penstock.train.stepping import Step, Stepper, scheduled_rate
-from penstock.train.tracking import Trackers, open_trackers
+from penstock.train.tracking import open_trackers
 from penstock.train.watching import has_lost_patience, record_passes, watch
 
 __all__ = ["TrainResult", "train"]
@@ -176,8 +176,6 @@ def train(
                 tell_event=warn,
                 is_main=world.is_main,
             )
-            if world.is_main
-            else Trackers({}, tell_event=lambda m: None)
         )
         listeners.append(trackers.tell)
 

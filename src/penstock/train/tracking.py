@@ -101,6 +101,8 @@ def open_trackers(
     Raises:
         ConfigError: a tracker was asked for that isn't installed.
     """
+    if not is_main:
+        return Trackers({}, tell_event=tell_event)
     for asked in config.trackers:
         if not _is_installed(asked):
             raise ConfigError(f"trackers names {asked}, which isn't installed", hint=f"pip install {asked}")
@@ -108,9 +110,7 @@ def open_trackers(
         "tensorboard": lambda: _TensorBoard(run_folder, first_step=first_step),
         **{name: partial(_MAKERS[name], config, run_folder) for name in config.trackers},
     }
-    if not is_main:
-        makers = {}
-    elif not _is_installed("tensorboard"):
+    if not _is_installed("tensorboard"):
         del makers["tensorboard"]
         tell_event("no TensorBoard files: tensorboard isn't installed (pip install tensorboard)")
     trackers: dict[str, Tracker] = {}

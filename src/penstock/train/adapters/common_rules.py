@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.train.adapters.rules import FLAG, NUMBER, Rule, Verdict
+from penstock.train.adapters.rules import COUNT, FLAG, NUMBER, Rule, Verdict
 
-__all__ = ["MAX_GRAD_NORM", "compiled", "read_together", "refused_if_true"]
+__all__ = ["LENGTH_AND_RATE", "MAX_GRAD_NORM", "compiled", "read_together", "refused_if_true"]
 
 MAX_GRAD_NORM = Rule(
     name="max_grad_norm",
     kind=NUMBER,
     effect="`max_grad_norm`; 0: no clipping",
     adapt=lambda value, _: {"max_grad_norm": value or None},
+)
+
+LENGTH_AND_RATE = (
+    Rule(name="epochs", kind=NUMBER, effect="`epochs`", sets="epochs"),
+    Rule(
+        name="max_steps",
+        kind=COUNT,
+        effect="`steps`, instead of epochs",
+        adapt=lambda value, _: {"steps": value, "epochs": None},
+    ),
+    Rule(name="learning_rate", kind=NUMBER, effect="`learning_rate`", sets="learning_rate"),
 )
 
 

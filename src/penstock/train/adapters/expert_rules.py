@@ -9,7 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from penstock.train.adapters.common_rules import MAX_GRAD_NORM, compiled, read_together, refused_if_true
+from penstock.train.adapters.common_rules import (
+    LENGTH_AND_RATE,
+    MAX_GRAD_NORM,
+    compiled,
+    read_together,
+    refused_if_true,
+)
 from penstock.train.adapters.rules import (
     ANYTHING,
     COUNT,
@@ -374,14 +380,7 @@ CONFIG = (
         adapt=_adapter_type,
     ),
     *SIZES,
-    Rule(name="epochs", kind=NUMBER, effect="`epochs`", sets="epochs"),
-    Rule(
-        name="max_steps",
-        kind=COUNT,
-        effect="`steps`, instead of epochs",
-        adapt=lambda value, _: {"steps": value, "epochs": None},
-    ),
-    Rule(name="learning_rate", kind=NUMBER, effect="`learning_rate`", sets="learning_rate"),
+    *LENGTH_AND_RATE,
     Rule(name="batch_size", kind=COUNT, effect="`micro_batch_rows`; times accumulation: `batch_rows`", adapt=_batch),
     Rule(
         name="gradient_accumulation_steps",

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from penstock.train.adapters.adaptation import Adaptation
-from penstock.train.adapters.common_rules import MAX_GRAD_NORM, compiled
+from penstock.train.adapters.common_rules import LENGTH_AND_RATE, MAX_GRAD_NORM, compiled
 from penstock.train.adapters.rules import (
     COUNT,
     FLAG,
@@ -98,14 +98,7 @@ RULES = (
         effect=f"`batch_rows` = this × `batch_size` ({DEFAULT_BATCH_SIZE} if there is none)",
         adapt=lambda _, section: _batch(section),
     ),
-    Rule(name="epochs", kind=NUMBER, effect="`epochs`", sets="epochs"),
-    Rule(
-        name="max_steps",
-        kind=COUNT,
-        effect="`steps`, instead of epochs",
-        adapt=lambda value, _: {"steps": value, "epochs": None},
-    ),
-    Rule(name="learning_rate", kind=NUMBER, effect="`learning_rate`", sets="learning_rate"),
+    *LENGTH_AND_RATE,
     Rule(name="lr", kind=NUMBER, effect="`learning_rate`", sets="learning_rate"),
     Rule(name="warmup_steps", kind=WHOLE, effect="`warmup_steps`", sets="warmup_steps"),
     Rule(name="weight_decay", kind=NUMBER, effect="`weight_decay`", sets="weight_decay"),
