@@ -28,6 +28,9 @@ WITH_TOKENIZER = ("prepare", "formats", "load", "verify", "tokenize", "near", "r
 # Written by benchmarks/gpu_train.py on a machine with a GPU.
 GPU_RESULTS = tuple(f"train-gpu-{section}" for section in ("124m", "350m", "1b", "lora", "start", "resume"))
 
+# Written by benchmarks/release_history.py where a package index can be reached.
+HISTORY_RESULTS = ("git-history",)
+
 
 def main() -> int:
     arguments = _arguments()
@@ -66,7 +69,7 @@ def _run(name: str, arguments: argparse.Namespace) -> bool:
 
 def render(root: Path) -> None:
     """Renders the result files of a checkout into its pages."""
-    names = [*BENCHMARKS, *GPU_RESULTS]
+    names = [*BENCHMARKS, *HISTORY_RESULTS, *GPU_RESULTS]
     files = [root / "benchmarks" / "results" / f"{name}.json" for name in names]
     results = [json.loads(file.read_bytes()) for file in files if file.exists()]
     fs.make_folder(root / "docs")
