@@ -147,6 +147,8 @@ def prune(
     compact: Annotated[
         bool, typer.Option("--compact", help="Write segments anew that hold tokens of no version, removed ones too.")
     ] = False,
+    runs: Annotated[Path, typer.Option(metavar="FOLDER", help="Runs to ask which versions they need.")] = Path("runs"),
+    force: Annotated[bool, typer.Option("--force", help="Remove versions that runs need, too.")] = False,
     break_lock: Annotated[bool, typer.Option("--break-lock", help="Take over a lock left by another host.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -158,10 +160,12 @@ def prune(
       penstock prune store --keep 3
       penstock prune store --compact
 
-    A run that pinned a version that goes can't be resumed.
+    A version that a run with checkpoints in --runs was trained on is refused: without it the run can't be resumed.
     """
     from penstock.store import prune as prune_store
 
+    if not force:
+        _refuse_needed(store, keep=keep, compact=compact, runs=runs)
     done = prune_store(store, keep=keep, compact=compact, break_lock=break_lock)
     if json_output:
         print_json({"store": str(store), **asdict(done)})
@@ -177,6 +181,30 @@ def prune(
     if done.dead_bytes:
         size = human_bytes(done.dead_bytes)
         note(f"{size} inside segments belong to no version: penstock prune {shlex.quote(str(store))} --compact")
+
+
+def _refuse_needed(store: Path, *, keep: int, compact: bool, runs: Path) -> None:
+    """Raises where a run that can be found needs a version that would go."""
+    from penstock.errors import StoreError
+    from penstock.report.pins import runs_that_need
+    from penstock.store.reader import list_versions
+
+    if keep < 1 or not store.is_dir():
+        return  # `prune` itself says what is wrong
+    versions = list_versions(store)
+    # Compacting may commit a version of the latest one's digest; then one more goes.
+    doomed = versions[: max(len(versions) + compact - keep, 0)][: max(len(versions) - 1, 0)]
+    pins = runs_that_need(doomed, store, runs=runs)
+    for folder in pins.unreadable:
+        note(f"the records of {one_line(str(folder))} are damaged: which version it needs isn't known")
+    if pins.runs:
+        folder, version = pins.runs[0]
+        others = f", and {len(pins.runs) - 1} more" if len(pins.runs) > 1 else ""
+        needed = len(versions) + compact - versions.index(min(version for _, version in pins.runs))
+        raise StoreError(
+            f"version {version} of {one_line(str(store))} is what run {one_line(str(folder))} was trained on{others}",
+            hint=f"--keep {needed} keeps it; with --force it goes, and the run can't be resumed",
+        )
 
 
 def remove(
