@@ -7,8 +7,8 @@ resumed computes the same losses to the last bit on a CPU, and on a GPU with `de
 
 Steps are numbered by updates done: the record of step 1 follows the first update, and `step-00000120` holds the model
 after 120. `tokens` counts scored targets, never padding. Seconds of a step include the wait for its batch
-(`data_seconds`, where the device had nothing else to do); evaluations and saves are outside. On a GPU the host is a step ahead of the device where nothing is
-due between the two (stepping.py).
+(`data_seconds`, where the device had nothing else to do); evaluations and saves are outside. On a GPU the host is a
+step ahead of the device where nothing is due between the two (stepping.py).
 """
 
 from __future__ import annotations
