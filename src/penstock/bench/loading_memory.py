@@ -1,8 +1,8 @@
 """What a loader takes in memory: worked out beforehand, and measured.
 
-Worked out: the buffers that a loader asks for when it is made (nothing is filled, so nothing is taken), what each
-thread takes to fill one of them (its tokens once more), what is worked out ahead, and for torch the tensors of two
-batches, the one in use and the one being made. Measured, on Linux: the most that the process held
+Worked out: the buffers that a loader asks for when it is made (nothing is filled, so nothing is taken), its threads,
+what is worked out ahead, and for torch the tensors of two batches, the one in use and the one being made. Measured, on
+Linux: the most that the process held
 above what it held with the plan open, without the pages of the store's own files. Those are mapped, shared with every
 other reader and taken back by the kernel whenever it wants them; they are reported apart.
 """
@@ -48,7 +48,7 @@ def estimated_bytes(plan: Plan, *, batch_size: int, as_torch: bool) -> int:
         pass
     asked = sum(map(sum, buffers))
     laid_out_rows = max(LAID_OUT_ROWS, buffers[0][0] // ((plan.seq_len + 1) * plan.store.dtype.itemsize))
-    filling = (len(buffers) - 1) * (buffers[0][0] + THREAD_BYTES)
+    filling = (len(buffers) - 1) * THREAD_BYTES
     filling += int(laid_out_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES)
     tensors = BATCHES_ALIVE * batch_size * (plan.seq_len + 1) * TORCH_BYTES_PER_PLACE if as_torch else 0
     return asked + filling + tensors

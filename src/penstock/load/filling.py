@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -92,8 +93,9 @@ class Filler:
             # The gatherer fills what it would have allocated; the room behind it is the transforms'.
             width -= rows.shape[1] * self._more_borders
             buffer.cu_seqlens[:count, width:] = rows.shape[1] * self.plan.seq_len
-            gathered = StretchBuffer(buffer.tokens, buffer.loss_mask, buffer.cu_seqlens[:, :width])
+            gathered = replace(buffer, cu_seqlens=buffer.cu_seqlens[:, :width])
         self._gatherer.fill_from(layout, first, first + count, gathered)
+        buffer.tokens = gathered.tokens
         parts = zip(buffer.tokens[:count], buffer.loss_mask[:count], buffer.cu_seqlens[:count], rows, strict=True)
         batches = [Batch(*arrays, position + number * step) for number, arrays in enumerate(parts)]
         if self.transforms:

@@ -36,11 +36,13 @@ class StretchBuffer:
         loss_mask: [batches, rows, T], whether the label at this position counts.
         cu_seqlens: [batches, fixed size] int32, flat position at which each document begins over rows x T, then
             rows x T repeated to the end.
+        is_plain: whether any memory will do; then `tokens` is an array of Arrow's after each filling.
     """
 
     tokens: npt.NDArray[Any]
     loss_mask: npt.NDArray[np.bool_]
     cu_seqlens: npt.NDArray[np.int32]
+    is_plain: bool = False
 
 
 @dataclass(slots=True)
@@ -119,6 +121,7 @@ class Gatherer:
             tokens=allocate((num_batches, batch_rows, plan.seq_len + 1), plan.store.dtype),
             loss_mask=allocate((num_batches, batch_rows, plan.seq_len), np.dtype(np.bool_)),
             cu_seqlens=allocate((num_batches, borders), np.dtype(np.int32)),
+            is_plain=allocate is np.empty,
         )
 
     def fill(self, rows: Integers, buffer: StretchBuffer) -> None:
@@ -166,13 +169,23 @@ class Gatherer:
     def fill_from(self, layout: Layout, first: int, last: int, buffer: StretchBuffer) -> None:
         """Makes the batches first .. last of a layout the first ones of the buffer."""
         used, width = slice(0, last - first), self._plan.seq_len
-        self._copier.fill(layout.tokens, first, last, buffer.tokens[used].reshape(-1, width + 1))
+        self._fill_tokens(layout, first, last, buffer)
         self._mark_labels(layout, first, last, buffer.loss_mask[used].reshape(-1, width))
         batch_places = layout.rows.shape[1] * width
         for cu_seqlens, batch in zip(buffer.cu_seqlens[used], range(first, last), strict=True):
             begin, end = layout.border_starts[batch : batch + 2]
             cu_seqlens[: end - begin] = layout.borders[begin:end]
             cu_seqlens[end - begin :] = batch_places
+
+    def _fill_tokens(self, layout: Layout, first: int, last: int, buffer: StretchBuffer) -> None:
+        shape = (last - first, layout.rows.shape[1], self._plan.seq_len + 1)
+        if buffer.is_plain and layout.tokens.views is not None:
+            buffer.tokens = buffer.tokens[:0].copy()  # given back, before as much is taken
+            buffer.tokens = self._copier.gathered(layout.tokens, first, last).reshape(shape)
+            return
+        if len(buffer.tokens) < len(buffer.loss_mask):
+            buffer.tokens = np.empty((len(buffer.loss_mask), *shape[1:]), buffer.tokens.dtype)
+        self._copier.fill(layout.tokens, first, last, buffer.tokens[: shape[0]].reshape(-1, shape[2]))
 
     def _mark_labels(self, layout: Layout, first: int, last: int, mask: npt.NDArray[np.bool_]) -> None:
         """Which labels count: those of the same document that no earlier row has counted."""

@@ -5,7 +5,7 @@ it. The saved state is the position in rows and the identity of what it is a pos
 constant time, good for any world size, worker count and batch size. Worker processes and shared memory are not needed:
 filling a batch takes less than a training step spends waiting for a lock, and most of it without Python's.
 
-Memory: the buffers, one more than there are threads, and of each thread what filling one of them takes.
+Memory: the buffers, one more than there are threads, and what is worked out ahead.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Loader:
         if batch is not None:
             return batch
         if self._ahead is None:
-            self._ahead = _Stretches(self._filler, self.position, len(self._buffers[0].tokens))
+            self._ahead = _Stretches(self._filler, self.position, len(self._buffers[0].loss_mask))
         batches, error = self._filler.fill(self._ahead.take(), self._buffers[0])
         if error is not None:
             self._ahead = None  # what can't be filled is tried again when it is asked for again
@@ -345,7 +345,7 @@ class _Work:
         for buffer in buffers:
             self.free.put(buffer)
         self._filler = filler
-        self._ahead = _Stretches(filler, position, len(buffers[0].tokens))
+        self._ahead = _Stretches(filler, position, len(buffers[0].loss_mask))
         self._taking = threading.Lock()
         self._number = 0
 
