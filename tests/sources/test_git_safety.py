@@ -383,7 +383,9 @@ def test_a_fifo_is_not_waited_for(tmp_path: Path, temporary: Path, monkeypatch: 
     with (repository / ".git" / "config").open("a") as config:
         config.write(f"[include]\n\tpath = {tmp_path}/fifo\n")
     monkeypatch.setattr(git_repository, "SILENCE_SECONDS", 0.5)
-    with pytest.raises(InputError, match="silent"):
+    assert len(documents_of(source_of(f"git:{repository}"))) == 3  # its config is never read
+    os.mkfifo(repository / ".git" / "objects" / "pack" / "pack-1.idx")
+    with pytest.raises(InputError, match="silent"):  # cloned, and the clone is watched
         documents_of(source_of(f"git:{repository}"))
     assert list(temporary.iterdir()) == []
     (repository / ".git" / "config").unlink()

@@ -6,11 +6,12 @@ the system's, and one allowed transport. The config, attributes and hooks of the
 
 The objects of a local repository are borrowed where they lie (`objects/info/alternates` of an empty repository of ours)
 and its refs are read from their files: no program of git's ever looks at the foreign config. `rev-list` tells whether
-every object is there; copying 30 MB of packs instead took half of the time of reading 5,000 commits. Should the owner
-throw objects away meanwhile, git stops at the commit that needs one. Where borrowing can't be done (refs in a table, an
-object is missing) the repository is cloned, or git says what is wrong with it: it is then touched by one program, `git
-upload-pack` (inside `git clone --no-local`), which is made to serve the untrusted: it runs no hook, honours
-`uploadpack.packObjectsHook` only from the user's own config, and fetches no missing object.
+every object is there. A clone of 5,000 commits, 30 MB of packs, takes 2.9 seconds, as long as making all their diffs.
+Should the owner throw objects away meanwhile, git stops at the commit that needs one. Where borrowing can't be done
+(refs in a table, an object is missing, links or FIFOs among the objects) the repository is cloned, or git says what is
+wrong with it. It is then touched by one program, `git upload-pack` (inside `git clone --no-local`), which is made to
+serve the untrusted: it runs no hook, honours `uploadpack.packObjectsHook` only from the user's own config, and fetches
+no missing object.
 
 A partial clone can't be cloned without fetching what it lacks, and a git without the fixes of May 2024 can't be told to
 fetch nothing (distributions mend theirs without changing its number). There objects are borrowed, whole or not.
@@ -384,6 +385,9 @@ def _last_words(words: bytes) -> str:
 
 def _borrowed_whole(clone: Clone, path: str, git_folder: Path) -> bool:
     """Borrows where that can be done and every object is there, as a clone would find out; else leaves nothing."""
+    objects = git_folder / "objects"
+    if (objects / "info" / "alternates").exists() or not _holds_only_files(objects):
+        return False
     try:
         _borrow(clone, path, git_folder)
         whole = clone.finished("rev-list", "--objects", "--all", "--quiet").returncode == 0
@@ -392,6 +396,19 @@ def _borrowed_whole(clone: Clone, path: str, git_folder: Path) -> bool:
     if not whole and clone.git_folder.exists():
         fs.remove_tree(clone.git_folder)
     return whole
+
+
+def _holds_only_files(folder: Path) -> bool:
+    """Whether nothing below is a FIFO, for which git would wait for ever (a clone is watched), or a link."""
+    folders = [os.fspath(folder)]
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+                elif not entry.is_file(follow_symlinks=False):
+                    return False
+    return True
 
 
 def _borrow(clone: Clone, path: str, git_folder: Path) -> None:
