@@ -3,7 +3,7 @@
     python benchmarks/release_history.py [--work FOLDER] [--results FOLDER] [--releases N] [--sample N]
 
 pip downloads wheels of some packages (by name and version, from the index that pip is configured for; nothing in them
-is run), about 200 MB. Each package is a branch: from one release to the next, the changed files are committed a few at
+is run), about 250 MB. Each package is a branch: from one release to the next, the changed files are committed a few at
 a time, with moved files in one commit, then merged into `main`. So contents, changes and moves are real; how they are
 cut into commits, and their messages and times, are made here. Of the commits a sample is drawn, and for each
 
@@ -39,8 +39,8 @@ from penstock.sources.git import GitOptions, GitSource
 
 ROOT = Path(__file__).resolve().parent.parent
 # Pure Python, small, with many releases.
-PACKAGES = ("setuptools", "pip", "pylint", "sphinx", "networkx", "hypothesis", "pytest", "rich", "fastapi")
-RELEASES = 22
+PACKAGES = ("setuptools", "pip", "pylint", "sphinx", "networkx", "pytest", "rich", "fastapi")
+RELEASES = 30
 DOWNLOADS_AT_ONCE = 4
 FILES_PER_COMMIT = 3
 NEEDED_COMMITS = 5000
@@ -258,7 +258,7 @@ def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -
     ]
     settings = {
         "repository": "made of real releases: contents and changes are theirs, commits are cut and merged here",
-        "packages": {package: len(releases) for package, releases in wheels.items()},
+        "packages": [f"{package} ({len(releases)} releases)" for package, releases in wheels.items()],
         "rendered": f"{megabytes:.1f} MB",
         "compared with": "git show --numstat -M against the first parent; git apply on its tree",
     }
