@@ -3,9 +3,9 @@
 In: vectors [N, D], the head's weight [V, D], labels [N] with -100 where nothing is scored. Out: nats, summed. Each
 chunk makes its logits, takes the softmax in float32, and at once the gradients of the chunk's vectors and of the
 weight, which backward only scales: three products per chunk, as many as the plain loss has. Without gradients only the
-first.
+first. On a GPU loss and gradient of a chunk are one kernel (fused_cross_entropy.py), which makes this the fastest way.
 
-Memory: logits, softmax and gradient of one chunk (`CHUNK_LOGITS_BYTES` as float32, about three times over), the
+Memory: the logits of one chunk (`chunk_logits_bytes`, counted in float32), on a CPU about three times over, the
 vectors' gradient [N, D], and where the head is trained the weight's gradient [V, D] in float32.
 """
 
@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.load.torch import IGNORED_LABEL
+from penstock.train import fused_cross_entropy
+from penstock.train.tuning.memory import chunk_logits_bytes
 
-__all__ = ["CHUNK_LOGITS_BYTES", "CrossEntropySum", "chunk_tokens", "chunked_cross_entropy_sum", "cross_entropy_sum"]
+__all__ = ["CrossEntropySum", "chunk_tokens", "chunked_cross_entropy_sum", "cross_entropy_sum"]
 
-# On a GPU a chunk must still be a large product; on a CPU it should stay near the caches.
-CHUNK_LOGITS_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}
 CHUNK_MULTIPLE = 64  # tokens: whole tiles
 
 CrossEntropySum = Callable[[Tensor, Tensor], Tensor]
@@ -34,9 +34,10 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
-def chunk_tokens(padded_vocab_size: int, device: str) -> int:
+def chunk_tokens(padded_vocab_size: int, device: torch.device) -> int:
     """Tokens whose float32 logits fit the limit, in whole tiles; at least one tile."""
-    limit = CHUNK_LOGITS_BYTES[device] // (4 * padded_vocab_size)
+    memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
+    limit = chunk_logits_bytes(memory) // (4 * padded_vocab_size)
     return max(CHUNK_MULTIPLE, limit // CHUNK_MULTIPLE * CHUNK_MULTIPLE)
 
 
@@ -50,7 +51,7 @@ def chunked_cross_entropy_sum(
 ) -> Tensor:
     """The loss; `tokens` per chunk are chosen by `chunk_tokens` unless given, `of_logits` may be compiled."""
     device = vectors.device.type
-    tokens = tokens or chunk_tokens(len(weight), device)
+    tokens = tokens or chunk_tokens(len(weight), vectors.device)
     # Autocast doesn't reach inside a Function: what it would do to the product is done here.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else vectors.dtype
     # Asked here because inside a Function gradients are always off.
@@ -74,7 +75,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         device = vectors.device.type
         needs_vectors, needs_weight = (wants_gradient and needed for needed in ctx.needs_input_grad[:2])
         vectors_gradient = torch.empty_like(vectors) if needs_vectors else None
-        weight_gradient = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        weight_gradient: Tensor | None = None
         total = torch.zeros((), dtype=torch.float32, device=vectors.device)
         with torch.autocast(device, enabled=False):
             narrow = weight.to(dtype)
@@ -89,8 +90,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                 total += nats
                 if vectors_gradient is not None:
                     vectors_gradient[chunk] = gradient @ narrow
-                if weight_gradient is not None:
-                    weight_gradient += gradient.T @ inputs
+                if needs_weight:
+                    product = gradient.T @ inputs
+                    weight_gradient = product.float() if weight_gradient is None else weight_gradient.add_(product)
         ctx.save_for_backward(vectors_gradient, weight_gradient)
         ctx.weight_dtype = weight.dtype
         return total
@@ -106,7 +108,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _with_gradient(of_logits: CrossEntropySum, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The loss of a chunk, and the gradient of its logits in their precision."""
+    """The loss of a chunk, and the gradient of its logits in their precision and, on a GPU, their place."""
+    if logits.device.type == "cuda" and fused_cross_entropy.is_available():
+        return fused_cross_entropy.overwrite_with_gradient(logits, labels, ignored_label=IGNORED_LABEL), logits
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         nats = of_logits(leaf, labels)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from penstock.train.attention import KERNELS, AttentionMask, attended, attention_mask
 from penstock.train.language_model import LanguageModel
+from penstock.train.projections import all_projected
 from penstock.train.shape import ModelShape
 
 __all__ = ["Decoder", "build_model", "flops_per_token", "num_parameters"]
@@ -61,8 +62,8 @@ class Attention(nn.Module):
         """hidden [B, T, D], cosine and sine [T, head], the kernel's mask or None (plain causal) -> [B, T, D]."""
         rows, positions, _ = hidden.shape
         query, key, value = (
-            projection(hidden).view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
+            projected.view(rows, positions, -1, self.head_size).transpose(1, 2)  # [B, heads, T, head]
+            for projected in all_projected(hidden, (self.q_proj, self.k_proj, self.v_proj))
         )
         mixed = attended(self.kernel, _rotated(query, cosine, sine), _rotated(key, cosine, sine), value, mask)
         output: Tensor = self.o_proj(mixed.transpose(1, 2).reshape(rows, positions, -1))
@@ -224,19 +225,21 @@ def _draw_weights(model: Decoder, generator: torch.Generator) -> None:
 
 
 def _rotations(positions: int, head_size: int, theta: float, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [T, head], the angles repeated for the two halves of a head, as transformers lays them out."""
+    """Cosine and sine [T, head], the angles repeated for the two halves of a head, as transformers lays them out.
+
+    The first half of the sines is negative: there the second half of a head is taken off.
+    """
     # In float32 also under autocast: bfloat16 can't tell position 257 from 258.
     exponents = torch.arange(0, head_size, 2, dtype=torch.float32, device=device) / head_size
     angles = torch.outer(torch.arange(positions, dtype=torch.float32, device=device), theta**-exponents)
-    both_halves = torch.cat((angles, angles), dim=-1)
-    return both_halves.cos(), both_halves.sin()
+    cosine, sine = angles.cos(), angles.sin()
+    return torch.cat((cosine, cosine), dim=-1), torch.cat((-sine, sine), dim=-1)
 
 
 def _rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """[B, heads, T, head], each pair (i, i + head/2) turned by its position's angle."""
-    first, second = heads.chunk(2, dim=-1)
-    turned = torch.cat((-second, first), dim=-1)
-    return (heads * cosine + turned * sine).to(heads.dtype)
+    # The halves swapped by `roll`: compiled code then reads each number once, where `cat` has it ask which half it is.
+    return (heads * cosine + heads.roll(heads.shape[-1] // 2, dims=-1) * sine).to(heads.dtype)
 
 
 def num_parameters(model: nn.Module) -> int:

@@ -14,11 +14,10 @@ from torch.utils._pytree import tree_leaves
 from penstock.train import ModelConfig, build_model
 from penstock.train.activation_checkpointing import checkpointed_activations
 from penstock.train.checkpoint import plain_parameters
-from penstock.train.chunked_loss import CHUNK_LOGITS_BYTES
 from penstock.train.loss import add_gradients
 from penstock.train.optimizer import allocate_state, build_optimizer, optimizer_tensors
 from penstock.train.tuning.facts import facts_of_model, facts_of_shape
-from penstock.train.tuning.memory import CHUNK_BYTES, estimated_memory
+from penstock.train.tuning.memory import estimated_memory
 from penstock.train.tuning.trials import made_up_batch
 
 SEQ_LEN = 64
@@ -163,11 +162,9 @@ def test_less_is_less() -> None:
         return estimated_memory(facts, device="cuda", dtype="bfloat16", rows=16, seq_len=1024, **options).total
 
     assert total(loss_kernel="chunked") < total()
+    on_gpu = {"gpu_memory_bytes": 16 * 2**30}
+    assert total(loss_kernel="chunked", has_fused_loss=True, **on_gpu) < total(loss_kernel="chunked", **on_gpu)
     assert total(activation_checkpointing="full") < total(activation_checkpointing="selective") < total()
     assert total(optimizer="adamw-8bit") < total(optimizer="adamw-bf16") < total()
     assert total(attention="flex") < total(attention="sdpa")
     assert total(document_boundaries=False) == total(attention="flex")
-
-
-def test_a_chunk_is_what_the_loss_takes() -> None:
-    assert CHUNK_BYTES == CHUNK_LOGITS_BYTES

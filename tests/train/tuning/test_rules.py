@@ -49,7 +49,7 @@ def test_more_memory_is_used_for_larger_pieces_and_less_saving() -> None:
     rows = [decided(name).choices.micro_batch_rows for name in GPUS]
     assert rows[0] < rows[-1] == 64
     largest = decided("gpu-141gb").choices
-    assert (largest.loss_kernel, largest.activation_checkpointing, largest.optimizer) == ("plain", "none", "adamw")
+    assert (largest.loss_kernel, largest.activation_checkpointing, largest.optimizer) == ("chunked", "none", "adamw")
     assert decided("gpu-8gb", "seq_len=8192", "batch_rows=4").choices.loss_kernel == "chunked"
 
 
@@ -143,7 +143,7 @@ def test_any_model_on_any_card(name: str, rows: int, seq_len: int, layers: int) 
     facts = facts_of_shape(config.model.shape(vocab_size=50_257, seq_len=seq_len), seq_len=seq_len)
     decision = rules(PROFILES[name], facts, config)
     assert rows % decision.choices.micro_batch_rows == 0
-    assert decision.memory == memory_of(decision.choices, facts, config)
+    assert decision.memory == memory_of(decision.choices, facts, config, PROFILES[name])
     assert decision == rules(PROFILES[name], facts, config)
 
 

@@ -169,7 +169,7 @@ def _measured_decision(
     if config.tune_cache and full != known:
         keep(key, full, log)
     decision = with_measurements(start, full, config, is_from_cache=known is not None)
-    return replace(decision, memory=memory_of(decision.choices, facts, config))
+    return replace(decision, memory=memory_of(decision.choices, facts, config, profile))
 
 
 def _open_keys(config: TrainConfig, facts: ModelFacts, profile: HardwareProfile) -> frozenset[str]:

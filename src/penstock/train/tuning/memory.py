@@ -8,7 +8,8 @@ width D, key/value width K, feed-forward width F, vocabulary V, and e bytes per 
     gradients    as stored, trained parameters only
     optimizer    8, 4 or about 2 bytes a trained parameter (adamw, adamw-bf16, adamw-8bit)
     activations  N x [ kept layers x A  +  other layers x 4D  +  12D ],  A = e(D + 2K + 4F) + 28D + mask
-    at a time    the larger of: logits, N x V x (12 + e) plain, or one chunk's of it + 4VD for the head's gradient;
+    at a time    the larger of: logits, N x V x (12 + e) plain, or one chunk's of it + (4 + e)VD for the head's gradient
+                 (with Triton, a chunk of C: C x V x e);
                  one layer in its backward pass, N x A, twice where its activations are computed again
     reserve      on a GPU: 768 MiB for context, libraries and workspaces
 
@@ -25,14 +26,22 @@ from dataclasses import asdict, dataclass
 
 from penstock.train.tuning.facts import ModelFacts
 
-__all__ = ["DENSE_MASK_KERNELS", "OPTIMIZER_BYTES", "MemoryEstimate", "estimated_memory"]
+__all__ = ["DENSE_MASK_KERNELS", "OPTIMIZER_BYTES", "MemoryEstimate", "chunk_logits_bytes", "estimated_memory"]
 
 # Per trained parameter. 8-bit: two codes of a byte and two float32 scales per block of 256.
 OPTIMIZER_BYTES = {"adamw": 8.0, "adamw-bf16": 4.0, "adamw-8bit": 2.0 + 8 / 256}
 GPU_RESERVE_BYTES = 768 * 2**20
-CHUNK_BYTES = {"cpu": 16 * 2**20, "cuda": 512 * 2**20}  # as chunked_loss.CHUNK_LOGITS_BYTES, which needs torch
+# Float32 logits of a chunk of the chunked loss. On a CPU they should stay near the caches; on a GPU the larger the
+# better (577 k tokens/s in one chunk, 569 in seven: 124M on an H200), so they get a share of its memory.
+CPU_CHUNK_BYTES = 16 * 2**20
+CHUNK_SHARE = 1 / 16
 # Kernels that keep documents apart by a dense mask; flex and varlen need none.
 DENSE_MASK_KERNELS = frozenset({"sdpa", "cudnn", "efficient"})
+
+
+def chunk_logits_bytes(gpu_memory_bytes: int | None) -> int:
+    """The most that a chunk's logits take, counted in float32; None for a CPU."""
+    return CPU_CHUNK_BYTES if gpu_memory_bytes is None else int(CHUNK_SHARE * gpu_memory_bytes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +74,8 @@ def estimated_memory(
     activation_checkpointing: str = "none",
     attention: str = "sdpa",
     document_boundaries: bool = True,
+    gpu_memory_bytes: int | None = None,
+    has_fused_loss: bool = False,
 ) -> MemoryEstimate:
     """What one micro-batch of `rows` rows takes at its peak, the optimizer's state already there."""
     number_bytes = 2 if dtype == "bfloat16" else 4
@@ -80,7 +91,13 @@ def estimated_memory(
     kept = _kept_layers(facts.num_layers, activation_checkpointing)
     others = facts.num_layers - kept
     per_token = kept * layer_bytes + others * 4 * facts.hidden_size + 12 * facts.hidden_size
-    logits_bytes = _logits_bytes(facts, tokens, number_bytes=number_bytes, device=device, loss_kernel=loss_kernel)
+    numbers = tokens * facts.padded_vocab_size
+    logits_bytes = numbers * (12 + number_bytes)
+    if loss_kernel != "plain":
+        # Where loss and gradient are one kernel, the gradient takes the place of the logits.
+        per_number = number_bytes if has_fused_loss else 12 + number_bytes
+        head_bytes = (4 + number_bytes) * facts.padded_vocab_size * facts.hidden_size
+        logits_bytes = min(numbers, chunk_logits_bytes(gpu_memory_bytes) // 4) * per_number + head_bytes
     return MemoryEstimate(
         weights=facts.weight_bytes,
         copies=number_bytes * facts.num_multiplied if has_copies else 0,
@@ -94,11 +111,3 @@ def estimated_memory(
 
 def _kept_layers(num_layers: int, activation_checkpointing: str) -> int:
     return {"none": num_layers, "selective": num_layers // 2, "full": 0}[activation_checkpointing]
-
-
-def _logits_bytes(facts: ModelFacts, tokens: int, *, number_bytes: int, device: str, loss_kernel: str) -> int:
-    whole = tokens * facts.padded_vocab_size * (12 + number_bytes)
-    if loss_kernel == "plain":
-        return whole
-    chunk = CHUNK_BYTES[device] // 4 * (12 + number_bytes)
-    return min(whole, chunk) + 4 * facts.padded_vocab_size * facts.hidden_size
