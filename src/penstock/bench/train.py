@@ -154,11 +154,11 @@ def subjects_of(case: Case, data: Data) -> list[Subject]:
     return [
         our_subject(OURS, case, data),
         trainer_subject(TRAINER_TUNED, case, data, batch_size=case.batch_size, arguments=tuned_arguments(case)),
-        plain_subject(case, data),
         our_subject(OURS_UNMASKED, case, data, document_boundaries=False),
-        our_subject(SAME_BATCH, case, data, role=Role.CEILING, task="training:same_batch_steps"),
         trainer_subject(TRAINER, case, data, batch_size=TRAINER_DEFAULT_BATCH, arguments={}),
         Subject(name=MATMUL, role=Role.CEILING, task="training:matmul_rate", settings={}, repeats=1),
+        plain_subject(case, data),
+        our_subject(SAME_BATCH, case, data, role=Role.CEILING, task="training:same_batch_steps"),
     ]
 
 
