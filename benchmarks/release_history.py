@@ -10,7 +10,7 @@ cut into commits, and their messages and times, are made here. Of the commits a 
     lines inserted and deleted in our documents' facts     equal those of `git show --numstat` against its first parent
     the diff in our text, applied to its parent's tree     gives its tree, to the object id
 
-Where no index can be reached it says so on one line and ends with status 0. Memory: the paths and ids of a release.
+Where no index can be reached it says so on one line and ends with status 0. Memory: the rendered text of all commits.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -227,13 +226,11 @@ def _parts(changed: dict[str, str | None], before: dict[str, str]) -> Iterator[d
 
 def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -> BenchResult:
     source = GitSource(name="releases", place=str(repository), options=GitOptions(parts=("commits",)))
-    started = time.perf_counter()
     documents: dict[str, Document] = {}
     for unit in source.units(UNIT_BYTES):
         documents |= {
             document.path.decode().removeprefix("commits/"): document for document in source.read(unit).documents
         }
-    seconds = time.perf_counter() - started
     source.close()
     chosen = random.Random(3).sample(sorted(documents), min(sample, len(documents)))
     counted = [_counts_are_equal(repository, name, json.loads(documents[name].facts)) for name in chosen]
@@ -250,7 +247,6 @@ def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -
     }
     rows = [Row(name=name, unit="commits", role=Role.OURS, values=(float(value),)) for name, value in figures.items()]
     by_name = {row.name: row for row in rows}
-    rows.append(Row(name="read and rendered", unit="MB/s", role=Role.OURS, values=(megabytes / seconds,)))
     ratios = [
         ratio_to("commits to 5,000", by_name["commits"], NEEDED_COMMITS),
         ratio_to("line counts equal to git's, of the sample", by_name["line counts equal to git's"], len(chosen)),
