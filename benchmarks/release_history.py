@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -203,25 +203,45 @@ def _files(wheel: Path, package: str) -> Iterator[tuple[str, bytes]]:
 
 def _parts(changed: dict[str, str | None], before: dict[str, str]) -> Iterator[dict[str, str | None]]:
     """A release's changes a few files at a time, by path; a file that went and came elsewhere in one commit."""
-    gone: dict[str, list[str]] = {}
-    for path in sorted(path for path, digest in changed.items() if digest is None):
-        gone.setdefault(before[path], []).append(path)
+    partner = _moves(changed, before)
     left, part = dict(sorted(changed.items())), {}
-    for path in list(left):
-        if path not in left:
-            continue
-        digest = part[path] = left.pop(path)
-        moved_from = gone.get(digest or "", [])
-        while moved_from and digest is not None:
-            old = moved_from.pop()
-            if old in left:
-                part[old] = left.pop(old)
-                break
+    while left:
+        path = next(iter(left))
+        part[path] = left.pop(path)
+        if path in partner:
+            part[partner[path]] = left.pop(partner[path])
         if len(part) >= FILES_PER_COMMIT:
             yield part
             part = {}
     if part:
         yield part
+
+
+def _moves(changed: dict[str, str | None], before: dict[str, str]) -> dict[str, str]:
+    """Old path <-> new path of files that moved: of the same content, else of the same name where just one has it."""
+    gone = sorted(path for path, digest in changed.items() if digest is None)
+    came = sorted(path for path, digest in changed.items() if digest is not None and path not in before)
+    partner: dict[str, str] = {}
+    for old_key, new_key in ((before.get, changed.get), (_file_name, _file_name)):
+        old_by_key, new_by_key = _by_key(gone, old_key, partner), _by_key(came, new_key, partner)
+        for key in sorted(old_by_key.keys() & new_by_key.keys()):
+            old, new = old_by_key[key], new_by_key[key]
+            if old_key is not _file_name or len(old) == len(new) == 1:
+                for one, other in zip(old, new, strict=False):
+                    partner |= {one: other, other: one}
+    return partner
+
+
+def _by_key(paths: list[str], key: Callable[[str], str | None], taken: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        if path not in taken:
+            found.setdefault(key(path) or "", []).append(path)
+    return found
+
+
+def _file_name(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -> BenchResult:
@@ -241,6 +261,7 @@ def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -
         "commits": len(documents),
         "sampled commits": len(chosen),
         "merges among them": sum(bool(json.loads(documents[name].facts)["is_merge"]) for name in chosen),
+        "commits with moved files among them": sum(_moves_files(repository, name) for name in chosen),
         "line counts equal to git's": counted.count(True),
         "sampled commits with their whole diff shown": len(whole),
         "diffs that give the commit's tree": whole.count(True),
@@ -259,6 +280,11 @@ def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -
         "compared with": "git show --numstat -M against the first parent; git apply on its tree",
     }
     return BenchResult(benchmark="git-history", settings=settings, rows=rows, ratios=ratios)
+
+
+def _moves_files(repository: Path, commit: str) -> bool:
+    shown = _git(repository, "show", "--summary", "-M", "-m", "--first-parent", "--format=", commit)
+    return b"\n rename " in b"\n" + shown
 
 
 def _counts_are_equal(repository: Path, commit: str, facts: dict[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -35,7 +34,8 @@ def write_wheels(folder: Path, package: str, source: random.Random) -> list[Path
         for lines in list(files.values())[:5]:
             lines[source.randrange(len(lines))] = f"changed in {number}\n"
         if number:
-            files[f"{package}/moved{number}.py"] = files.pop(f"{package}/module{number}.py")
+            files[f"{package}/moved{number}.py"] = files.pop(f"{package}/module{number + 8}.py")
+            files[f"{package}/again/module{number}.py"] = files.pop(f"{package}/module{number}.py")  # and changes
             del files[f"{package}/module{number + 5}.py"]
         wheels.append(folder / f"{package}-{number}-py3-none-any.whl")
         with zipfile.ZipFile(wheels[-1], "w") as archive:
@@ -56,10 +56,6 @@ def test_every_commit_agrees_with_git(script: ModuleType, tmp_path: Path):
     # A release's binary file is in one commit and in the merge.
     assert figures["sampled commits with their whole diff shown"] == num_commits - 12
     assert figures["diffs that give the commit's tree"] == figures["sampled commits with their whole diff shown"]
-    log = subprocess.run(
-        ["git", "-C", str(repository), "log", "-M", "--all", "--summary"], capture_output=True, check=True
-    )
-    assert log.stdout.count(b"rename ") >= 4
 
 
 def test_without_an_index_it_says_so_and_ends_well(
