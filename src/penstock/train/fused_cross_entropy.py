@@ -2,8 +2,8 @@
 
 In: logits [N, V] and labels [N], -100 where nothing is scored. Out: nats, summed, and the gradient of the logits, which
 takes their place in memory: each row is read from the device's memory once, and written once. Softmax is taken in
-float32. Compiled PyTorch needs a kernel forward and one backward for it, and reads the row three times: 8.8 ms where
-this takes 5.6 (65,536 x 50,304 in bfloat16 on an H200).
+float32. Compiled PyTorch needs a kernel forward and one backward for it, and reads the row three times: with this one a
+step of 117 ms takes 114 (65,536 x 50,304 in bfloat16, 124M parameters on an H200).
 
 Written in Triton, which comes with PyTorch for GPUs.
 """
