@@ -166,7 +166,8 @@ class TokenCopier:
         view_begin, view_end = layout.view_starts[[first, last]].tolist()
         stretches, first_row = layout.stretches, first * layout.batch_rows
         self._check(stretches, _between(layout.unchecked, begin, end))
-        assert layout.views is not None
+        if layout.views is None:
+            raise ValueError("a layout without views has nothing to gather by")
         flat = self._side_by_side(layout, layout.views[view_begin:view_end])
         inline = _between(layout.inline, begin, end)
         if len(inline) < MANY_INLINE:
