@@ -74,7 +74,7 @@ def test_an_expert_trains_ten_steps_and_its_log_lists_every_choice(experts: Path
     assert adapted["training.config.use_tf32"] == ("takes effect", "tf32=true")
     assert adapted["training.config.use_sdpa"] == ("takes effect", "attention='sdpa'")
     assert adapted["training.config.bf16"] == ("not applicable", "--set dtype=float32 comes before it")
-    assert "training.config.use_tf32: takes effect: tf32=true" in said
+    assert "training.config.use_tf32 = true: takes effect: tf32=true" in said
     config = json.loads((experts / "runs" / name / "config.json").read_text())
     assert config["model"]["adapter"]["kind"] == ("dora" if name == "typescript" else "lora")
     assert Path(config["model"]["pretrained"]).is_dir()
