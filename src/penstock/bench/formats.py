@@ -8,16 +8,16 @@ figure is megabytes of rendered text per second, from `git clone` to the commit 
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.corpus import corpus_sources, tokenizer_path
+from penstock.bench.corpus import tokenizer_path
+from penstock.bench.gathering import with_gathered_inputs
 from penstock.bench.options import CorpusOptions, resolved_workers
-from penstock.bench.processes import Subject, Tell, measured, row_of, run_own
+from penstock.bench.processes import Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Bound, Role, Row, ratio, ratio_to
 
 __all__ = ["Options", "run"]
@@ -51,12 +51,7 @@ def run(options: Options, tell: Tell) -> BenchResult:
     workers = resolved_workers(options.workers)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        tell("corpus: copies of all distinct files")
-        gathered = run_own(
-            "gathering:gather_files", {"inputs": list(options.inputs), "folder": str(folder / "corpus")}, folder=folder
-        )
-        names = [source.name for source in corpus_sources(options.inputs)]
-        options = dataclasses.replace(options, inputs=tuple(gathered.pop("inputs")))
+        options, corpus = with_gathered_inputs(options, folder, tell)
         tokenizer_file, tokenizer = tokenizer_path(options.tokenizer, options.inputs, folder)
         subjects = _subjects(options, workers=workers, tokenizer=str(tokenizer_file), folder=folder)
         outcomes = measured(subjects, repeats=options.repeats, folder=folder, skip=options.skip, tell=tell)
@@ -68,8 +63,7 @@ def run(options: Options, tell: Tell) -> BenchResult:
             memory = row_of(outcome, "peak_memory_bytes", name=f"{row.name}, peak memory", unit="GB", scale=1e-9)
             rows[memory.name] = memory
     settings = {
-        "corpus": names,
-        "distinct_documents": gathered,
+        **corpus,
         "tokenizer": f"{tokenizer.vocab_size} ids, digest {tokenizer.digest[:12]}",
         "workers": workers,
         "commits": options.commits,

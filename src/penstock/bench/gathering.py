@@ -11,16 +11,31 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from penstock import fs
 from penstock.bench.corpus import corpus_sources
+from penstock.bench.options import CorpusOptions
+from penstock.bench.processes import Tell, run_own
 from penstock.hashing import strong_hash
 from penstock.sources import DEFAULT_UNIT_BYTES, FilesSource
 from penstock.sources.hygiene import VENDORED_FOLDERS, Cleaning, CleaningOptions
 
-__all__ = ["gather_files"]
+__all__ = ["gather_files", "with_gathered_inputs"]
+
+Chosen = TypeVar("Chosen", bound=CorpusOptions)
+
+
+def with_gathered_inputs(options: Chosen, folder: Path, tell: Tell) -> tuple[Chosen, dict[str, Any]]:
+    """The options with the gathered corpus as their inputs, and what a result's settings say about it."""
+    tell("corpus: copies of all distinct files")
+    settings = {"inputs": list(options.inputs), "folder": str(folder / "corpus")}
+    gathered = run_own("gathering:gather_files", settings, folder=folder)
+    inputs = tuple(gathered.pop("inputs"))
+    names = [source.name for source in corpus_sources(options.inputs)]
+    return replace(options, inputs=inputs), {"corpus": names, "distinct_documents": gathered}
 
 
 def gather_files(*, inputs: Sequence[str], folder: str) -> dict[str, Any]:

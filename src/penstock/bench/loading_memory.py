@@ -2,9 +2,9 @@
 
 Worked out: the buffers that a loader asks for when it is made (nothing is filled, so nothing is taken), its threads,
 what is worked out ahead, and for torch the tensors of two batches, the one in use and the one being made. Measured, on
-Linux: the most that the process held
-above what it held with the plan open, without the pages of the store's own files. Those are mapped, shared with every
-other reader and taken back by the kernel whenever it wants them; they are reported apart.
+Linux: the most that the process held above what it held with the plan open, without the pages of the store's own files.
+Those are mapped, shared with every other reader and taken back by the kernel whenever it wants them; they are reported
+apart.
 """
 
 from __future__ import annotations

@@ -10,16 +10,16 @@ user's machine. The page cache is warm: a first run of ours, not counted, reads 
 
 from __future__ import annotations
 
-import dataclasses
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.bench.corpus import corpus_sources, tokenizer_path
+from penstock.bench.corpus import tokenizer_path
+from penstock.bench.gathering import with_gathered_inputs
 from penstock.bench.options import CorpusOptions, resolved_workers
-from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of, run_own
+from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio, ratio_to
 
 __all__ = ["Options", "run"]
@@ -53,12 +53,7 @@ def run(options: Options, tell: Tell) -> BenchResult:
     workers = resolved_workers(options.workers)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as name:
         folder = Path(name)
-        tell("corpus: copies of all distinct files")
-        gathered = run_own(
-            "gathering:gather_files", {"inputs": list(options.inputs), "folder": str(folder / "corpus")}, folder=folder
-        )
-        names = [source.name for source in corpus_sources(options.inputs)]
-        options = dataclasses.replace(options, inputs=tuple(gathered.pop("inputs")))
+        options, corpus = with_gathered_inputs(options, folder, tell)
         tokenizer_file, tokenizer = tokenizer_path(options.tokenizer, options.inputs, folder)
         subjects = _subjects(options, workers=workers, tokenizer=str(tokenizer_file), folder=folder)
         tell(f"{OURS}: warm-up")
@@ -66,8 +61,7 @@ def run(options: Options, tell: Tell) -> BenchResult:
         outcomes = measured(subjects, repeats=options.repeats, folder=folder, skip=options.skip, tell=tell)
     rows = _rows(outcomes, workers)
     settings = {
-        "corpus": names,
-        "distinct_documents": gathered,
+        **corpus,
         "tokenizer": f"{tokenizer.vocab_size} ids, digest {tokenizer.digest[:12]}",
         "threads": workers,
         "repeats": options.repeats,

@@ -3,8 +3,7 @@
 A loop tells it of every step. The clock starts when the task begins to build, notes the end of the first step, and
 times from the end of the last warm-up step to the end of the last one. At those three moments it waits for the device,
 unless it is told that the step has ended there, and never in between, so that a loop that lets the device run behind
-isn't slowed. Between them NVML's activity counters
-are read where the card has them.
+isn't slowed. Between them NVML's activity counters are read where the card has them.
 
 Tokens are positions computed: rows x row length of every step, the same for all sides.
 """
