@@ -6,7 +6,7 @@ import json
 import random
 import unicodedata
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from penstock.tokenize import Tokenizer
@@ -163,7 +163,7 @@ def corpus_texts(seed: int, count: int, *, longest: int = 80) -> list[bytes]:
     return texts
 
 
-@cache
+@lru_cache(maxsize=16)  # each holds its tokenizer, and some tests make thousands
 def spelt_tokens(tokenizer: Tokenizer) -> list[str]:
     """The vocabulary as text, as far as it is text."""
     if tokenizer.spec.is_byte_level:

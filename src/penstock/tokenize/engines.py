@@ -171,8 +171,21 @@ class ReferenceEngine:
         return true_ids
 
     def encode(self, texts: Sequence[bytes]) -> Encoded:
-        """See `Engine`."""
-        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        """See `Engine`.
+
+        Raises:
+            TokenizerError: it fails on one of the texts, as some combinations of normalizer and added tokens make it.
+        """
+        decoded = [text.decode() for text in texts]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # its panics are no Exception
+            raise TokenizerError(
+                f"tokenizers fails on a text with this tokenizer: {error}",
+                hint="a fault of the tokenizer's file; look at its added tokens and its normalizer",
+            ) from error
         lengths = [len(encoding) for encoding in encodings]
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])

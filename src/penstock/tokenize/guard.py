@@ -187,6 +187,8 @@ def reason_against_gigatoken(spec: TokenizerSpec) -> str | None:
     flags = ("lstrip", "rstrip", "single_word")
     if any(token.get(flag) for token in spec.encoder["added_tokens"] for flag in flags):
         return "gigatoken takes added tokens that strip spaces or stand for whole words otherwise"
+    if _compete(spec):
+        return "gigatoken looks for all added tokens at once, this tokenizer for the normalized ones last"
     model = spec.encoder["model"]
     if model.get("byte_fallback"):
         if model.get("ignore_merges"):
@@ -203,6 +205,21 @@ def reason_against_gigatoken(spec: TokenizerSpec) -> str | None:
     if last.get("add_prefix_space") and spec.kept_tokens:
         return "gigatoken may put a space between added tokens and text where this tokenizer doesn't"
     return None
+
+
+def _compete(spec: TokenizerSpec) -> bool:
+    """Whether an added token that is found in raw text can stand where a normalized one would be found."""
+    kinds: dict[bool, list[str]] = {True: [], False: []}
+    for token in spec.encoder["added_tokens"]:
+        kinds[bool(token.get("normalized"))].append(token["content"])
+    if spec.normalizer_steps and all(kinds.values()):
+        return True  # which characters a normalized one matches isn't asked here
+    return any(_overlap(raw, late) or _overlap(late, raw) for raw in kinds[False] for late in kinds[True])
+
+
+def _overlap(left: str, right: str) -> bool:
+    """Whether some text holds both with `left` not after `right`, sharing a character."""
+    return any(right.startswith(left[start:]) or left.startswith(right, start) for start in range(len(left)))
 
 
 def _cuts_around_matches(step: dict[str, Any]) -> bool:
