@@ -23,6 +23,8 @@ $(READY): pyproject.toml constraints.txt
 $(PEERS): $(READY)
 	@echo "installing the peers that the benchmarks compare with"
 	@$(PIP) --editable '.[torch,dev,peers]'
+	@# litdata brings a torchvision that doesn't load beside a CPU build of torch, and then transformers doesn't either.
+	@$(BIN)/python -m pip --disable-pip-version-check uninstall --quiet --yes torchvision
 	@touch $@
 
 setup: $(READY)  ## create .venv and install everything, at pinned versions

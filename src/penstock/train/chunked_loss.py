@@ -5,7 +5,7 @@ chunk makes its logits, takes the softmax in float32, and at once the gradients 
 weight, which backward only scales: three products per chunk, as many as the plain loss has. Without gradients only the
 first. On a GPU loss and gradient of a chunk are one kernel (fused_cross_entropy.py), which makes this the fastest way.
 
-Memory: the logits of one chunk (`chunk_logits_bytes`, counted in float32), on a CPU about three times over, the
+Memory: the logits of one chunk (`chunk_logits_bytes`), where they aren't overwritten about three times over, the
 vectors' gradient [N, D], and where the head is trained the weight's gradient [V, D] in float32.
 """
 
@@ -34,10 +34,10 @@ def cross_entropy_sum(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.float(), labels, ignore_index=IGNORED_LABEL, reduction="sum")
 
 
-def chunk_tokens(padded_vocab_size: int, device: torch.device) -> int:
-    """Tokens whose float32 logits fit the limit, in whole tiles; at least one tile."""
+def chunk_tokens(padded_vocab_size: int, device: torch.device, *, number_bytes: int = 4) -> int:
+    """Tokens whose logits fit the limit, in whole tiles; at least one tile."""
     memory = torch.cuda.get_device_properties(device).total_memory if device.type == "cuda" else None
-    limit = chunk_logits_bytes(memory) // (4 * padded_vocab_size)
+    limit = chunk_logits_bytes(memory) // (number_bytes * padded_vocab_size)
     return max(CHUNK_MULTIPLE, limit // CHUNK_MULTIPLE * CHUNK_MULTIPLE)
 
 
@@ -51,9 +51,11 @@ def chunked_cross_entropy_sum(
 ) -> Tensor:
     """The loss; `tokens` per chunk are chosen by `chunk_tokens` unless given, `of_logits` may be compiled."""
     device = vectors.device.type
-    tokens = tokens or chunk_tokens(len(weight), vectors.device)
     # Autocast doesn't reach inside a Function: what it would do to the product is done here.
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else vectors.dtype
+    # A kernel that overwrites the logits has no float32 copy of them.
+    number_bytes = dtype.itemsize if _overwrites(vectors.device) else 4
+    tokens = tokens or chunk_tokens(len(weight), vectors.device, number_bytes=number_bytes)
     # Asked here because inside a Function gradients are always off.
     wants_gradient = torch.is_grad_enabled()
     loss: Tensor = _ChunkedCrossEntropy.apply(vectors, weight, labels, tokens, dtype, wants_gradient, of_logits)  # type: ignore[no-untyped-call]
@@ -88,7 +90,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
                     continue
                 nats, gradient = _with_gradient(of_logits, logits, labels[chunk])
                 total += nats
-                if vectors_gradient is not None:
+                if vectors_gradient is not None and vectors_gradient.dtype == dtype:
+                    torch.mm(gradient, narrow, out=vectors_gradient[chunk])
+                elif vectors_gradient is not None:
                     vectors_gradient[chunk] = gradient @ narrow
                 if needs_weight:
                     product = gradient.T @ inputs
@@ -107,9 +111,13 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return for_vectors, for_weight, None, None, None, None, None
 
 
+def _overwrites(device: torch.device) -> bool:
+    return device.type == "cuda" and fused_cross_entropy.is_available()
+
+
 def _with_gradient(of_logits: CrossEntropySum, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """The loss of a chunk, and the gradient of its logits in their precision and, on a GPU, their place."""
-    if logits.device.type == "cuda" and fused_cross_entropy.is_available():
+    if _overwrites(logits.device):
         return fused_cross_entropy.overwrite_with_gradient(logits, labels, ignored_label=IGNORED_LABEL), logits
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()

@@ -25,7 +25,7 @@ __all__ = ["compiled"]
 @contextmanager
 def compiled(model: LanguageModel, way: str) -> Iterator[None]:
     """Until the block ends, the model runs compiled."""
-    ways: dict[str, list[nn.Module]] = {"off": [], "blocks": list(model.blocks()), "whole": [model]}
+    ways: dict[str, list[nn.Module]] = {"off": [], "blocks": list(model.compiled_parts()), "whole": [model]}
     modules = ways[way]
     for module in modules:
         # For the sizes at hand: code for any size is slower, and a run has only a few.

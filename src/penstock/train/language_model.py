@@ -41,6 +41,10 @@ class LanguageModel(nn.Module, ABC):
     def blocks(self) -> Sequence[nn.Module]:
         """The repeated layers in order: what is compiled, recomputed or sharded one by one."""
 
+    def compiled_parts(self) -> Sequence[nn.Module]:
+        """What is compiled one by one where not the whole is: the layers, unless a model knows more."""
+        return self.blocks()
+
     @abstractmethod
     def flops_per_token(self, seq_len: int) -> int:
         """Floating-point operations of one training step per token, forward and backward."""

@@ -97,7 +97,8 @@ def estimated_memory(
         # Where loss and gradient are one kernel, the gradient takes the place of the logits.
         per_number = number_bytes if has_fused_loss else 12 + number_bytes
         head_bytes = (4 + number_bytes) * facts.padded_vocab_size * facts.hidden_size
-        logits_bytes = min(numbers, chunk_logits_bytes(gpu_memory_bytes) // 4) * per_number + head_bytes
+        most_numbers = chunk_logits_bytes(gpu_memory_bytes) // (number_bytes if has_fused_loss else 4)
+        logits_bytes = min(numbers, most_numbers) * per_number + head_bytes
     return MemoryEstimate(
         weights=facts.weight_bytes,
         copies=number_bytes * facts.num_multiplied if has_copies else 0,
