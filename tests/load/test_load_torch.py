@@ -37,9 +37,20 @@ def assert_tensors_equal(batch: TorchBatch, rows: list[ReferenceRow]) -> None:
     assert batch.inputs.tolist() == [row.tokens[:-1] for row in rows]
     assert batch.labels.tolist() == [row.labels for row in rows]
     assert in_order_of_appearance(batch.document_ids) == group_numbers(rows)
+    assert batch.borders.tolist() == borders_of(batch)
     assert batch.num_targets == sum(sum(row.mask) for row in rows)
     assert batch.num_targets == int((batch.labels != IGNORED_LABEL).sum())
     assert len(batch) == len(rows)
+
+
+def borders_of(batch: TorchBatch) -> list[int]:
+    """The first place of each document, in a power of two of places that holds two a row, then the end."""
+    flat = batch.document_ids.flatten().tolist()
+    begins = [place for place in range(len(flat)) if place == 0 or flat[place] != flat[place - 1]]
+    places = 1
+    while places < max(len(begins), 2 * len(batch)):
+        places *= 2
+    return begins + [len(flat)] * (places + 1 - len(begins))
 
 
 def wanted_rows(sample: Sample, plan: Plan, numbers: list[int]) -> list[ReferenceRow]:
@@ -96,6 +107,7 @@ def test_slices_agree_with_the_whole(
     assert len(part) == len(range(batch_rows)[cut])
     inner = part[1:]  # a slice of a slice
     assert torch.equal(inner.document_ids, batch.document_ids[cut][1:])
+    assert len(inner) == 0 or inner.borders.tolist() == borders_of(inner)
     assert torch.equal(inner.labels, batch.labels[cut][1:])
 
 

@@ -85,15 +85,15 @@ def test_borders_cut_the_rows_into_their_documents(documents: torch.Tensor) -> N
     assert len(borders) > len(expected)  # the last document has an end too
 
 
-def test_borders_have_a_fixed_size_until_there_are_too_many() -> None:
+def test_borders_have_few_sizes() -> None:
     few = torch.arange(4).repeat_interleave(8)[None]
     many = torch.arange(32)[None]
     sizes = [len(document_borders(documents)) for documents in (few, few // 2, many)]
-    assert sizes == [17, 17, 33]
+    assert sizes == [5, 3, 33]
 
 
 @pytest.mark.parametrize("key_heads", [4, 2])
-@pytest.mark.parametrize("kernel", ["efficient", "cudnn", "flash", "flex", "varlen"])
+@pytest.mark.parametrize("kernel", ["efficient", "cudnn", "flash", "flex", "varlen", "cudnn-varlen"])
 def test_all_kernels_agree_with_sdpa(kernel: str, key_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = torch.tensor([[1] * 70 + [2] * 100 + [3] * 40, [4] * 1 + [5] * 139 + [6] * 70])
     query, key, value = heads(1, 2, 4, 210), heads(2, 2, key_heads, 210), heads(3, 2, key_heads, 210)
@@ -101,6 +101,8 @@ def test_all_kernels_agree_with_sdpa(kernel: str, key_heads: int, monkeypatch: p
         monkeypatch.setitem(attention.SDPA_BACKENDS, kernel, torch.nn.attention.SDPBackend.MATH)
     if kernel == "varlen":
         monkeypatch.setattr(attention, "_varlen_attention", _one_document_after_the_other)
+    if kernel == "cudnn-varlen":
+        monkeypatch.setattr(attention.cudnn_attention, "attended_documents", _one_document_after_the_other)
     for ids in (None, documents):
         if kernel == "flash" and ids is not None:
             continue
@@ -117,7 +119,7 @@ def _one_document_after_the_other(
     for begin, end in zip(borders.tolist(), borders.tolist()[1:], strict=False):
         assert end - begin <= longest
         one = (each[begin:end].transpose(0, 1)[None] for each in (query, key, value))
-        parts.append(F.scaled_dot_product_attention(*one, is_causal=True)[0].transpose(0, 1))
+        parts.append(F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
     return torch.cat(parts)
 
 

@@ -23,7 +23,9 @@ def uneven_batch(rows: int) -> TorchBatch:
     tokens = torch.randint(0, 100, (rows, 17), generator=generator)
     mask = torch.arange(16) < 2 * torch.arange(rows)[:, None]
     borders = torch.arange(0, 16 * rows + 1, 16, dtype=torch.int32)
-    return TorchBatch(tokens=tokens, loss_mask=mask, cu_seqlens=borders, host_mask=mask.numpy())
+    return TorchBatch(
+        tokens=tokens, loss_mask=mask, cu_seqlens=borders, host_mask=mask.numpy(), host_borders=borders.numpy()
+    )
 
 
 def gradients(batch: TorchBatch, micro_batch_rows: int) -> tuple[float, list[torch.Tensor]]:

@@ -1,4 +1,4 @@
-"""One product for query, key and value: the same heads and gradients as layer by layer, eager, compiled and by kernel."""
+"""One product for query, key and value: heads and gradients as layer by layer, eager, compiled and by kernel."""
 
 from __future__ import annotations
 
@@ -73,7 +73,8 @@ from penstock.train.model import _rotations
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 chance = torch.Generator().manual_seed(0)
-for heads, key_heads, size, dtype in ((6, 6, 128, torch.bfloat16), (5, 1, 12, torch.float32), (3, 2, 64, torch.float32)):
+cases = ((6, 6, 128, torch.bfloat16), (5, 1, 12, torch.float32), (3, 2, 64, torch.float32))
+for heads, key_heads, size, dtype in cases:
     cosine, sine = _rotations(7, size, 10.0, torch.device(device))
     shapes = [(2, 7, heads, size), (2, 7, key_heads, size), (2, key_heads, 7, size)]
     parts = [torch.randn(shape, generator=chance).to(device, dtype) for shape in shapes]

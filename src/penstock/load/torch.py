@@ -40,6 +40,7 @@ __all__ = [
     "RowStream",
     "TorchBatch",
     "TorchLoader",
+    "num_border_places",
     "sequential_batches",
 ]
 
@@ -53,6 +54,7 @@ class TorchBatch:
         loss_mask: [B, T] bool, whether the label at this position counts.
         cu_seqlens: [K] int32, where documents begin over the flat B x T positions, padded with B x T.
         host_mask: the loss mask once more, on the host, so that counting targets never waits for the device.
+        host_borders: `cu_seqlens` once more, on the host, for the same reason.
         first_row: row of the whole batch at which this slice begins.
     """
 
@@ -60,6 +62,7 @@ class TorchBatch:
     loss_mask: torch.Tensor
     cu_seqlens: torch.Tensor
     host_mask: npt.NDArray[np.bool_]
+    host_borders: npt.NDArray[np.int32]
     first_row: int = 0
 
     @property
@@ -93,6 +96,20 @@ class TorchBatch:
         return torch.bucketize(positions, self.cu_seqlens, right=True, out_int32=True).view(shape)
 
     @cached_property
+    def borders(self) -> torch.Tensor:
+        """[places + 1] int32: where the documents of these rows begin over their own flat positions, then B x T.
+
+        Unlike `cu_seqlens` it has few more places than it needs, for kernels whose time grows with them; there are few
+        different numbers of places (see `num_border_places`), since compiled code is made for each.
+        """
+        total, begin = self.loss_mask.numel(), self.first_row * self.loss_mask.shape[1]
+        inside = self.host_borders[(self.host_borders >= begin) & (self.host_borders < begin + total)]
+        table = np.full(num_border_places(len(inside), len(self)) + 1, total, np.int32)
+        table[: len(inside)] = inside - begin
+        borders, device = torch.from_numpy(table), self.tokens.device
+        return borders if device.type == "cpu" else borders.pin_memory().to(device, non_blocking=True)
+
+    @cached_property
     def position_ids(self) -> torch.Tensor:
         """[B, T] int64, counted from the begin of each document, or of its part in the row."""
         shape, device = self.loss_mask.shape, self.tokens.device
@@ -121,6 +138,7 @@ class TorchBatch:
             loss_mask=self.loss_mask[rows],
             cu_seqlens=self.cu_seqlens,
             host_mask=self.host_mask[rows],
+            host_borders=self.host_borders,
             first_row=self.first_row + begin,
         )
 
@@ -191,7 +209,7 @@ def sequential_batches(
 
 def on_device(batch: Batch, device: torch.device) -> TorchBatch:
     """Sends the wire format and widens the tokens where they arrive. Nothing in the result refers to the buffer."""
-    host_mask = batch.loss_mask.copy()
+    host_mask, host_borders = batch.loss_mask.copy(), batch.cu_seqlens.copy()
     if device.type == "cpu":
         # numpy widens on this thread; PyTorch would wake its thread pool for a copy of a few microseconds.
         tokens = recycled_empty(batch.tokens.shape, np.int64)
@@ -199,15 +217,22 @@ def on_device(batch: Batch, device: torch.device) -> TorchBatch:
         return TorchBatch(
             tokens=torch.from_numpy(tokens),
             loss_mask=torch.from_numpy(host_mask),
-            cu_seqlens=torch.from_numpy(batch.cu_seqlens.copy()),
+            cu_seqlens=torch.from_numpy(host_borders),
             host_mask=host_mask,
+            host_borders=host_borders,
         )
     return TorchBatch(
         tokens=torch.from_numpy(batch.tokens).to(device, non_blocking=True).long(),
         loss_mask=torch.from_numpy(batch.loss_mask).to(device, non_blocking=True),
         cu_seqlens=torch.from_numpy(batch.cu_seqlens).to(device, non_blocking=True),
         host_mask=host_mask,
+        host_borders=host_borders,
     )
+
+
+def num_border_places(num_documents: int, num_rows: int) -> int:
+    """Places for the borders of so many documents: a power of two, and two for each row or more."""
+    return 1 << (max(num_documents, 2 * num_rows) - 1).bit_length()
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -3,18 +3,21 @@
 In: query, key and value [B, heads, T, head] and a mask that `attention_mask` made, once per batch, of the document ids
 [B, T]. Out: [B, heads, T, head]. All kernels compute the same function and differ in rounding, speed and memory:
 
-    sdpa       torch picks; documents by a dense boolean mask, B x T x T bytes
-    flash      torch's flash kernel; takes no mask, so only rows without borders
-    cudnn      cuDNN's, dense mask
-    efficient  the memory-efficient one, dense mask
-    flex       compiled from a description; documents by blocks of 128 x 128 that are skipped, full or partly masked
-    varlen     flash over documents laid end to end; needs no mask, and half precision
+    sdpa          torch picks; documents by a dense boolean mask, B x T x T bytes
+    flash         torch's flash kernel; takes no mask, so only rows without borders
+    cudnn         cuDNN's, dense mask
+    efficient     the memory-efficient one, dense mask
+    flex          compiled from a description; documents by blocks of 128 x 128 that are skipped, full or partly masked
+    varlen        flash over documents laid end to end; needs no mask, and half precision
+    cudnn-varlen  the same by cuDNN (cudnn_attention.py), where its Python package is installed
 
 A document is a run of equal ids in a row. Block tables and borders are made by arithmetic on the ids, without the dense
-mask, outside compiled layers, and in sizes that don't depend on the documents (varlen's grow by doubling), so that
-compiled layers stay compiled. Without document ids all but the named sdpa ones are plain causal attention by sdpa.
+mask, outside compiled layers, and in sizes that don't depend on the documents (borders' grow by doubling), so that
+compiled layers stay compiled. Whoever knows the borders already gives them along; else the host has to wait for the
+device once, to learn how many there are. Without document ids all but the named sdpa ones are plain causal attention by
+sdpa.
 
-Figures of flex and varlen on a GPU are in docs/models.md as far as they were measured; on a CPU `sdpa` is the rule.
+Figures of a GPU are in docs/models.md as far as they were measured; on a CPU `sdpa` is the rule.
 """
 
 from __future__ import annotations
@@ -31,8 +34,11 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from penstock.errors import ConfigError, nearest_first
+from penstock.load.torch import num_border_places
+from penstock.train import cudnn_attention
 
 __all__ = [
+    "BORDER_KERNELS",
     "KERNELS",
     "SDPA_BACKENDS",
     "AttentionMask",
@@ -50,12 +56,12 @@ SDPA_BACKENDS = {
     "cudnn": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
 }
-KERNELS = ("sdpa", *SDPA_BACKENDS, "flex", "varlen")
+# Kernels that take documents by their borders.
+BORDER_KERNELS = ("varlen", "cudnn-varlen")
+KERNELS = ("sdpa", *SDPA_BACKENDS, "flex", *BORDER_KERNELS)
 
 # The size flex's own kernels are tuned for, and its default.
 BLOCK_POSITIONS = 128
-# varlen's table of borders has at least so many places for each row; most batches need no more.
-BORDERS_PER_ROW = 16
 
 AttentionMask = Tensor | BlockMask | None
 
@@ -69,8 +75,9 @@ def usable_kernels(device: torch.device, *, dtype: torch.dtype, document_boundar
         return ("sdpa",)
     is_half = dtype in (torch.bfloat16, torch.float16)
     of_half = ("cudnn",) if document_boundaries else ("flash", "cudnn")
-    with_documents = ("flex", *(("varlen",) if is_half and _varlen_attention else ())) if document_boundaries else ()
-    return ("sdpa", *(of_half if is_half else ()), "efficient", *with_documents)
+    by_borders = {"varlen": _varlen_attention is not None, "cudnn-varlen": cudnn_attention.is_available()}
+    with_documents = ("flex", *(name for name, is_here in by_borders.items() if is_half and is_here))
+    return ("sdpa", *(of_half if is_half else ()), "efficient", *(with_documents if document_boundaries else ()))
 
 
 def check_kernel(kernel: str, device: torch.device, *, dtype: torch.dtype, document_boundaries: bool) -> None:
@@ -80,22 +87,30 @@ def check_kernel(kernel: str, device: torch.device, *, dtype: torch.dtype, docum
             f"attention kernel {kernel!r} is unknown", hint=f"known kernels: {nearest_first(kernel, KERNELS)}"
         )
     usable = usable_kernels(device, dtype=dtype, document_boundaries=document_boundaries)
-    if kernel not in usable and not (kernel in ("flex", "varlen") and not document_boundaries):
+    if kernel not in usable and not (kernel in ("flex", *BORDER_KERNELS) and not document_boundaries):
         rows = "rows with document borders" if document_boundaries else "rows without borders"
         raise ConfigError(
             f"attention kernel {kernel!r} can't train {rows} in {dtype} on {device.type}",
-            hint=f"leave it out to have it chosen, or take {' or '.join(usable)}",
+            hint=f"leave it out to have it chosen, or take {' or '.join(usable)}{_wish(kernel)}",
         )
 
 
-def attention_mask(kernel: str, document_ids: Tensor | None) -> AttentionMask:
-    """What `attended` needs to keep a position inside its document; None for plain causal attention."""
+def _wish(kernel: str) -> str:
+    is_wanted = kernel == "cudnn-varlen" and not cudnn_attention.is_available()
+    return f"; cudnn-varlen needs a Hopper GPU or a later one, and pip install {cudnn_attention.PACKAGE}" * is_wanted
+
+
+def attention_mask(kernel: str, document_ids: Tensor | None, borders: Tensor | None = None) -> AttentionMask:
+    """What `attended` needs to keep a position inside its document; None for plain causal attention.
+
+    `borders` are those of `document_ids`, if known: see `document_borders`.
+    """
     if document_ids is None:
         return None
     if kernel == "flex":
         return document_block_mask(document_ids)
-    if kernel == "varlen":
-        return document_borders(document_ids)
+    if kernel in BORDER_KERNELS:
+        return document_borders(document_ids) if borders is None else borders
     return document_mask(document_ids)
 
 
@@ -108,8 +123,8 @@ def attended(kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Atten
         attend: Any = _compiled_flex_attention() if is_alone else flex_attention
         mixed: Tensor = attend(query, key, value, block_mask=mask, enable_gqa=shares_keys)
         return mixed
-    if kernel == "varlen" and mask is not None:
-        return _attended_by_borders(query, key, value, mask)
+    if kernel in BORDER_KERNELS and mask is not None:
+        return _attended_by_borders(kernel, query, key, value, mask)
     if kernel not in SDPA_BACKENDS:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, is_causal=mask is None, enable_gqa=shares_keys
@@ -167,17 +182,14 @@ def _block_table(wanted: Tensor) -> tuple[Tensor, Tensor]:
 def document_borders(document_ids: Tensor) -> Tensor:
     """Where documents begin over the flat B x T positions, int32, filled up with B x T: empty documents at the end.
 
-    The number of places is a power of two times a constant, so that the size seldom changes. Finding it makes the host
-    wait for the device once.
+    The number of places is that of `num_border_places`. Finding it makes the host wait for the device once.
     """
     rows, positions = document_ids.shape
     runs = _runs(document_ids)
     # Each row begins a document: its runs are numbered on from the row before.
     ends = runs[:, -1].long() + 1
     flat = (runs + (ends.cumsum(0) - ends)[:, None]).flatten()
-    num_places = rows * BORDERS_PER_ROW
-    while num_places < int(ends.sum()):
-        num_places *= 2
+    num_places = num_border_places(int(ends.sum()), rows)
     total = rows * positions
     borders = torch.full((num_places + 1,), total, dtype=torch.int32, device=document_ids.device)
     places = torch.arange(total, dtype=torch.int32, device=document_ids.device)
@@ -190,11 +202,17 @@ def _runs(document_ids: Tensor) -> Tensor:
     return F.pad(begins, (1, 0)).cumsum(1, dtype=torch.int32)
 
 
-def _attended_by_borders(query: Tensor, key: Tensor, value: Tensor, borders: Tensor) -> Tensor:
+def _attended_by_borders(kernel: str, query: Tensor, key: Tensor, value: Tensor, borders: Tensor) -> Tensor:
     """All documents of all rows end to end: [B, heads, T, head] -> [B x T, heads, head] and back."""
+    rows, num_heads, positions, size = query.shape
+    if kernel == "cudnn-varlen":
+        flat_query, flat_key, flat_value = (
+            heads.transpose(1, 2).reshape(rows * positions, -1, size) for heads in (query, key, value)
+        )
+        mixed = cudnn_attention.attended_documents(flat_query, flat_key, flat_value, borders, positions)
+        return mixed.view(rows, positions, num_heads, size).transpose(1, 2)
     if _varlen_attention is None:
         raise ConfigError("attention kernel 'varlen' needs a torch that has it, 2.10 or later", hint="take flex")
-    rows, num_heads, positions, size = query.shape
     flat_query, flat_key, flat_value = (
         _one_each(heads, num_heads).transpose(1, 2).reshape(rows * positions, num_heads, size)
         for heads in (query, key, value)

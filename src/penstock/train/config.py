@@ -132,7 +132,7 @@ class TrainConfig(Settings):
     optimizer: Literal["auto", "adamw", "adamw-8bit", "adamw-bf16"] = "auto"
     activation_checkpointing: Literal["auto", "none", "selective", "full"] = "auto"
     compile: Annotated[Literal["auto", "off", "blocks", "whole"], BeforeValidator(_off_as_written)] = "auto"
-    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "flex", "varlen"] = "auto"
+    attention: Literal["auto", "sdpa", "flash", "cudnn", "efficient", "flex", "varlen", "cudnn-varlen"] = "auto"
     tune: Annotated[Literal["auto", "rules", "off", "measure"], BeforeValidator(_off_as_written)] = "auto"
     tune_cache: bool = Field(default=True, description="keep measurements in the user's cache folder")
     tune_seconds: float = Field(default=90.0, gt=0, description="the most that measuring may take")

@@ -25,11 +25,14 @@ class LanguageModel(nn.Module, ABC):
     """A causal model over token ids."""
 
     @abstractmethod
-    def forward(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
-        """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, padded vocabulary]."""
+    def forward(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
+        """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, padded vocabulary].
+
+        `borders`, if given, say the same as the document ids: see `attention.document_borders`.
+        """
 
     @abstractmethod
-    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """The same up to the head -> [B, T, D]: what `head_weight` multiplies."""
 
     @property

@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from penstock.errors import ConfigError
 from penstock.load.torch import IGNORED_LABEL, TorchBatch
+from penstock.train.attention import BORDER_KERNELS
 from penstock.train.chunked_loss import CrossEntropySum, chunked_cross_entropy_sum, cross_entropy_sum
 
 __all__ = [
@@ -46,7 +47,7 @@ _FOREIGN_KERNELS = {"liger": ("liger_kernel", "liger-kernel"), "cce": ("cut_cros
 def logits_of(model: nn.Module, batch: TorchBatch, *, document_boundaries: bool, autocast: Autocast) -> Tensor:
     """The model's answer to a (micro-)batch, [B, T, V]; attention stays inside documents if boundaries are on."""
     with autocast():
-        logits: Tensor = model(batch.inputs, batch.document_ids if document_boundaries else None)
+        logits: Tensor = model(batch.inputs, *_documents(model, batch, document_boundaries=document_boundaries))
     return logits
 
 
@@ -64,7 +65,8 @@ def nats_of(
         logits = logits_of(model, batch, document_boundaries=document_boundaries, autocast=autocast)
         return of_logits(logits.flatten(0, 1), batch.labels.flatten())
     with autocast():
-        hidden, weight = _before_the_head(model, batch.inputs, batch.document_ids if document_boundaries else None)
+        documents = _documents(model, batch, document_boundaries=document_boundaries)
+        hidden, weight = _before_the_head(model, batch.inputs, *documents)
         vectors, labels = hidden.flatten(0, 1), batch.labels.flatten()  # [N, D], [N]
         if loss_kernel == "chunked":
             return chunked_cross_entropy_sum(vectors, weight, labels, of_logits=of_logits)
@@ -78,9 +80,19 @@ def _compiled_cross_entropy_sum() -> CrossEntropySum:
     return compiled
 
 
-def _before_the_head(model: Any, inputs: Tensor, document_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+def _documents(model: Any, batch: TorchBatch, *, document_boundaries: bool) -> tuple[Tensor | None, Tensor | None]:
+    """The document ids [B, T], and the same as borders where the model's kernel takes those."""
+    if not document_boundaries:
+        return None, None
+    takes_borders = getattr(model, "attention_kernel", None) in BORDER_KERNELS
+    return batch.document_ids, batch.borders if takes_borders else None
+
+
+def _before_the_head(
+    model: Any, inputs: Tensor, document_ids: Tensor | None, borders: Tensor | None
+) -> tuple[Tensor, Tensor]:
     """Hidden [B, T, D] and the head's weight [V, D]."""
-    return model.hidden(inputs, document_ids), model.head_weight
+    return model.hidden(inputs, document_ids, borders), model.head_weight
 
 
 def _foreign_cross_entropy_sum(loss_kernel: str, vectors: Tensor, weight: Tensor, labels: Tensor) -> Tensor:

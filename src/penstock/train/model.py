@@ -111,14 +111,14 @@ class Body(nn.Module):
         self.rope_theta = shape.rope_theta
         self.attention_kernel = "sdpa"
 
-    def forward(self, inputs: Tensor, document_ids: Tensor | None) -> Tensor:
+    def forward(self, inputs: Tensor, document_ids: Tensor | None, borders: Tensor | None = None) -> Tensor:
         """Ids [B, T] -> hidden [B, T, D]."""
         hidden = self.embed_tokens(inputs)
         if torch.is_autocast_enabled(hidden.device.type):
-            # The stream between the layers in the run's precision, too: half the bytes to read and write, 2 % of a step.
+            # The stream between the layers in the run's precision, too: half the bytes to move, 2 % of a step.
             hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
         cosine, sine = _rotations(inputs.shape[1], self.head_size, self.rope_theta, hidden.device)
-        mask = attention_mask(self.attention_kernel, document_ids)
+        mask = attention_mask(self.attention_kernel, document_ids, borders)
         for layer in self.layers:
             hidden = layer(hidden, cosine, sine, mask)
         output: Tensor = self.norm(hidden)
@@ -138,14 +138,14 @@ class Decoder(LanguageModel):
         if shape.tie_embeddings:
             self.lm_head.weight = self.model.embed_tokens.weight
 
-    def forward(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, padded vocabulary]."""
-        logits: Tensor = self.lm_head(self.model(inputs, document_ids))
+        logits: Tensor = self.lm_head(self.model(inputs, document_ids, borders))
         return logits
 
-    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """The same up to the head -> [B, T, D]."""
-        output: Tensor = self.model(inputs, document_ids)
+        output: Tensor = self.model(inputs, document_ids, borders)
         return output
 
     @property
@@ -172,7 +172,7 @@ class Decoder(LanguageModel):
         return list(self.model.layers)
 
     def compiled_parts(self) -> Sequence[nn.Module]:
-        """The layers, and the norm after them: operation by operation it takes as long as three of the layers' norms."""
+        """The layers, and the norm after them, which operation by operation takes as long as many of theirs."""
         return [*self.model.layers, self.model.norm]
 
     def flops_per_token(self, seq_len: int) -> int:

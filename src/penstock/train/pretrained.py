@@ -84,7 +84,7 @@ class PretrainedModel(LanguageModel):
         self.attention_kernels = ("sdpa", *(SDPA_BACKENDS if has_choice else ()), *flex)
         self._head_is_one_product = _head_is_one_product(self)
 
-    def forward(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def forward(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, vocabulary]."""
         with self._backend():
             logits: Tensor = self.causal(
@@ -92,7 +92,7 @@ class PretrainedModel(LanguageModel):
             ).logits
         return logits
 
-    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None) -> Tensor:
+    def hidden(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """The same up to the head -> [B, T, D]."""
         with self._backend():
             output: Tensor = self.causal.base_model(

@@ -31,8 +31,7 @@ def rotated_heads(hidden: Tensor, layers: Sequence[nn.Linear], cosine: Tensor, s
     """See the module. Layers that aren't plain (float8), and a CPU, take the layers one by one."""
     if hidden.device.type == "cuda" and all(type(layer) is nn.Linear for layer in layers):
         return joined_heads(hidden, [layer.weight for layer in layers], cosine, sine)
-    query, key, value = (_as_heads(layer(hidden), cosine.shape[-1]) for layer in layers)
-    return rotated(query, cosine, sine), rotated(key, cosine, sine), value
+    return _turned([layer(hidden) for layer in layers], cosine, sine)
 
 
 def joined_heads(hidden: Tensor, weights: Sequence[Tensor], cosine: Tensor, sine: Tensor) -> Heads:
@@ -43,14 +42,21 @@ def joined_heads(hidden: Tensor, weights: Sequence[Tensor], cosine: Tensor, sine
 
 
 def rotated(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """[B, heads, T, head], each pair (i, i + head/2) turned by its position's angle; the first half of sine is < 0."""
+    """Each pair (i, i + head/2) of the last axis turned by its position's angle; the first half of `sine` is negative.
+
+    The angles broadcast against the heads.
+    """
     # The halves swapped by `roll`: compiled code then reads each number once, where `cat` has it ask which half it is.
     return (heads * cosine + heads.roll(heads.shape[-1] // 2, dims=-1) * sine).to(heads.dtype)
 
 
-def _as_heads(projected: Tensor, head_size: int) -> Tensor:
-    """[B, T, heads x head] -> [B, heads, T, head]."""
-    return projected.view(*projected.shape[:2], -1, head_size).transpose(1, 2)
+def _turned(parts: Sequence[Tensor], cosine: Tensor, sine: Tensor) -> Heads:
+    """[B, T, heads x head] of query, key and value -> [B, heads, T, head] of each, turned."""
+    query, key, value = (part.view(*part.shape[:2], -1, cosine.shape[-1]) for part in parts)  # [B, T, heads, head]
+    # Turned before the axes change places: a position's heads stay neighbours in memory, as kernels over documents laid
+    # end to end want them, and as the product after attention does.
+    angles = cosine[:, None], sine[:, None]
+    return rotated(query, *angles).transpose(1, 2), rotated(key, *angles).transpose(1, 2), value.transpose(1, 2)
 
 
 class _Heads(torch.autograd.Function):
@@ -59,8 +65,7 @@ class _Heads(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, product: Tensor, cosine: Tensor, sine: Tensor, sizes: list[int]) -> Heads:
         ctx.save_for_backward(cosine, sine)
-        query, key, value = (_as_heads(part, cosine.shape[-1]) for part in torch.split(product, sizes, dim=-1))
-        return rotated(query, cosine, sine), rotated(key, cosine, sine), value
+        return _turned(torch.split(product, sizes, dim=-1), cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
@@ -90,7 +95,8 @@ def turned_back_side_by_side(query: Tensor, key: Tensor, value: Tensor, cosine: 
     rows, _, positions, head_size = query.shape
     # The kernel asks for numbers of a head to be neighbours, which what attention returns always are.
     query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
-    joined = _shape_side_by_side(query, key, value, cosine, sine)
+    num_heads = sum(part.shape[1] for part in (query, key, value))
+    joined = query.new_empty((rows, positions, num_heads * head_size))
     _kernel()[(rows * positions,)](
         query,
         key,

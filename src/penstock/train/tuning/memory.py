@@ -35,7 +35,7 @@ GPU_RESERVE_BYTES = 768 * 2**20
 # better (577 k tokens/s in one chunk, 569 in seven: 124M on an H200), so they get a share of its memory.
 CPU_CHUNK_BYTES = 16 * 2**20
 CHUNK_SHARE = 1 / 16
-# Kernels that keep documents apart by a dense mask; flex and varlen need none.
+# Kernels that keep documents apart by a dense mask; the others need none.
 DENSE_MASK_KERNELS = frozenset({"sdpa", "cudnn", "efficient"})
 
 

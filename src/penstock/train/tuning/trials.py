@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from penstock.load.torch import TorchBatch
@@ -26,7 +27,8 @@ from penstock.train.tuning.applying import applied
 
 __all__ = ["Trial", "Trials", "made_up_batch"]
 
-DOCUMENTS_PER_ROW = 4
+# Few, as in most corpora: the fewer, the more of a row attention has to look at.
+DOCUMENTS_PER_ROW = 2
 MOST_ITERATIONS = 20
 TRIAL_SECONDS = 2.0  # after the first iteration, which may compile
 
@@ -126,10 +128,12 @@ def made_up_batch(*, rows: int, seq_len: int, vocab_size: int, device: torch.dev
     tokens = torch.randint(0, vocab_size, (rows, seq_len + 1), generator=generator)
     mask = torch.ones(rows, seq_len, dtype=torch.bool)
     size = max(1, seq_len // DOCUMENTS_PER_ROW)
-    borders = {row * seq_len + first for row in range(rows) for first in range(0, seq_len, size)} | {rows * seq_len}
+    begins = {row * seq_len + first for row in range(rows) for first in range(0, seq_len, size)}
+    borders = np.array([*sorted(begins), rows * seq_len], np.int32)
     return TorchBatch(
         tokens=tokens.to(device),
         loss_mask=mask.to(device),
-        cu_seqlens=torch.tensor(sorted(borders), dtype=torch.int32, device=device),
+        cu_seqlens=torch.from_numpy(borders).to(device),
         host_mask=mask.numpy(),
+        host_borders=borders,
     )
