@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from penstock.errors import PlanError
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges, refuse_too_few
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["ConcatPlan", "plan_concat"]
@@ -59,10 +59,23 @@ class ConcatPlan(Plan):
         starts = np.searchsorted(row, np.arange(len(rows) + 1))
         return Spans(starts, row, place, self.documents[index], skipped, length)
 
-    def stretches(self, rows: Integers, spans: Spans) -> Stretches:
+    def stretches(self, rows: Integers, spans: Spans | None = None) -> Stretches:
         """See `Plan`. Documents that lie together are read together."""
         row, index, place, skipped, length = self._cut(rows, self.piece_starts, self.first_piece)
         return Stretches(row, place, self.piece_segments[index], self.piece_offsets[index] + skipped, length)
+
+    def whole(self, rows: Integers) -> WholeRows:
+        """See `Plan`. A row lies in one piece, or document, if the next row's first token, its own last label, does;
+        behind the stream's end there is none that could."""
+        next_rows, piece = rows + 1, self.first_piece[rows]
+        segment = np.where(self.first_piece[next_rows] == piece, self.piece_segments[piece], -1)
+        is_undivided = self.first_document[next_rows] == self.first_document[rows]
+        return WholeRows(segment, self._piece_shifts[piece] + rows * self.seq_len, is_undivided)
+
+    @cached_property
+    def _piece_shifts(self) -> Integers:
+        """[P], from a position in the stream to one in the piece's segment."""
+        return self.piece_offsets - self.piece_starts[:-1]
 
     def _cut(
         self, rows: Integers, starts: Integers, first: Integers

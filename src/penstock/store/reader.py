@@ -253,9 +253,13 @@ class Store:
         """Says which documents will be read, in order; a remote store begins to fetch them. Here there is no need."""
 
     def unchecked(
-        self, segments: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+        self,
+        segments: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64] | np.int64,
     ) -> npt.NDArray[np.bool_]:
-        """Which spans must still go through `read`, because a block of theirs may not have been checked yet."""
+        """Which spans must still go through `read`, because a block of theirs may not have been checked yet. One length
+        will do for all."""
         first = offsets * self.dtype.itemsize // BLOCK_BYTES
         last = ((offsets + lengths) * self.dtype.itemsize - 1) // BLOCK_BYTES
         base = self._first_block[segments]
