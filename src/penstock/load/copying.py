@@ -16,7 +16,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ FEW_STRETCHES = 48
 # So many stretches of broken rows, over a layout, are copied one by one, which is less to work out.
 FEW_BROKEN = 512
 # Of more rows than this share Arrow gathers all: it takes less than taking whole rows in vain and copying twice.
-MOST_BROKEN = 0.25
+MOST_BROKEN = 0.05
 # A view of so many bytes holds them itself, instead of where they are.
 INLINE_BYTES = 12
 # So many of those are cheaper token by token: they share the cost of the calls.
@@ -65,31 +65,52 @@ class WholeLayout:
     opened: tuple[list[Segment], MappedRows, Integers] | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StretchLayout:
     """Where rows lie that are made of stretches.
 
     Attributes:
         stretches: of all rows.
-        row_ends: [rows], where padding begins.
         stretch_starts: [rows + 1], where the stretches of each row begin.
         unchecked: stretches that hold a block which nobody had read when this was made.
-        views: an entry of a `binary_view` array for each stretch and for the padding of each row that has some; None
-            where rows are to be copied slice by slice.
-        view_starts: [rows + 1], where the views of each row begin.
+        copies: the same and the padding of rows, to be copied slice by slice or by Arrow.
+    """
+
+    stretches: Stretches
+    stretch_starts: Integers
+    unchecked: Integers
+    copies: Slices | Views
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """Stretches, and paddings of rows, that are copied one by one.
+
+    Attributes:
+        copies: of each the segment (-1 for padding), its first byte there, its bytes, and the first byte over all rows.
+        starts: [rows + 1], where those of each row begin.
+    """
+
+    copies: list[tuple[int, int, int, int]]
+    starts: Integers
+
+
+@dataclass(slots=True, kw_only=True)
+class Views:
+    """Stretches, and paddings of rows, as entries of a `binary_view` array.
+
+    Attributes:
+        views: [stretches and paddings, 4]: bytes, the first four of them, buffer, offset.
+        starts: [rows + 1], where those of each row begin.
         inline: stretches that Arrow would keep in the view itself.
         segments: numbers of the segments, in the order in which views count them.
         opened: these segments, and their maps as buffers of Arrow, when they were last asked for.
     """
 
-    stretches: Stretches
-    row_ends: Integers
-    stretch_starts: Integers
-    unchecked: Integers
-    views: npt.NDArray[np.int32] | None = None
-    view_starts: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    inline: Integers = field(default_factory=lambda: np.empty(0, np.int64))
-    segments: list[int] = field(default_factory=list)
+    views: npt.NDArray[np.int32]
+    starts: Integers
+    inline: Integers
+    segments: list[int]
     opened: tuple[list[Segment], list[pa.Buffer]] = ([], [])
 
 
@@ -100,12 +121,12 @@ class TokenLayout:
     Attributes:
         whole: all rows; None where all count as broken.
         broken: rows that are not, ascending.
-        pieces: the broken rows; None where there are none.
+        pieces: the broken rows.
     """
 
     whole: WholeLayout | None
     broken: Integers
-    pieces: StretchLayout | None
+    pieces: StretchLayout
 
 
 class TokenCopier:
@@ -120,14 +141,14 @@ class TokenCopier:
         self._row_tokens = row_tokens
         self._padding = np.full(row_tokens, stores[0].manifest.tokenizer["end_id"], stores[0].dtype)
         self._inline_padding = np.resize(self._padding, INLINE_BYTES // self._padding.itemsize).view(np.int32)
+        self._is_long = self._padding.nbytes > LONGEST_ROW_BYTES
         entries = [store.manifest.segments for store in stores]
         self.first_segments = np.concatenate([[0], np.cumsum([len(of_store) for of_store in entries])])
         self._segment_tokens = np.array([entry.tokens for of_store in entries for entry in of_store], np.int64)
 
     def copy(self, stretches: Stretches, row_ends: Integers, out: npt.NDArray[Any]) -> None:
         """Fills `out`, [rows, T + 1]: the stretches, then padding from each row's end."""
-        layout = TokenLayout(whole=None, broken=np.arange(len(row_ends)), pieces=self._pieces(stretches, row_ends))
-        self.fill(layout, 0, len(row_ends), out)
+        self.fill(self._all_broken(stretches, row_ends), 0, len(row_ends), out)
 
     def lay_out(self, segment: Integers, offset: Integers, stretches: Stretches, row_ends: Integers) -> TokenLayout:
         """What `fill` has to know of some rows.
@@ -139,23 +160,24 @@ class TokenCopier:
             row_ends: [rows], where padding begins.
         """
         num_rows, broken = len(segment), np.flatnonzero(segment < 0)
-        # Arrow copies up to a gigabyte for a row; numpy counts the bytes of an entry in 31 bits.
-        can_take = num_rows >= FEW_STRETCHES and self._row_tokens * self._padding.itemsize <= LONGEST_ROW_BYTES
-        if not can_take or len(broken) > num_rows * MOST_BROKEN:
+        if num_rows < FEW_STRETCHES or self._is_long or len(broken) > num_rows * MOST_BROKEN:
             if len(broken) < num_rows:
                 stretches = self._with_whole(stretches, np.flatnonzero(segment >= 0), segment, offset)
-            return TokenLayout(whole=None, broken=np.arange(num_rows), pieces=self._pieces(stretches, row_ends))
+            return self._all_broken(stretches, row_ends)
         if len(broken):
             # What is taken for a broken row is overwritten: any other row will do.
             other = int(np.argmax(segment))
             segment, offset = segment.copy(), offset.copy()
             segment[broken], offset[broken] = segment[other], offset[other]
-            stretches = replace(stretches, row=np.searchsorted(broken, stretches.row))
-        return TokenLayout(
-            whole=self._whole(segment, offset),
-            broken=broken,
-            pieces=self._pieces(stretches, row_ends[broken], few=FEW_BROKEN) if len(broken) else None,
-        )
+        stretches = replace(stretches, row=np.searchsorted(broken, stretches.row))
+        pieces = self._pieces(stretches, row_ends[broken], broken, few=FEW_BROKEN)
+        return TokenLayout(whole=self._whole(segment, offset), broken=broken, pieces=pieces)
+
+    def _all_broken(self, stretches: Stretches, row_ends: Integers) -> TokenLayout:
+        """As if no row were whole."""
+        rows = np.arange(len(row_ends))
+        pieces = self._pieces(stretches, row_ends, rows, few=FEW_STRETCHES)
+        return TokenLayout(whole=None, broken=rows, pieces=pieces)
 
     def _with_whole(self, broken: Stretches, rows: Integers, segment: Integers, offset: Integers) -> Stretches:
         """Stretches of all rows: those of the broken ones, and one of each whole row."""
@@ -180,26 +202,37 @@ class TokenCopier:
             segments=np.flatnonzero(np.bincount(segment)).tolist(),
         )
 
-    def _pieces(self, stretches: Stretches, row_ends: Integers, *, few: int | None = None) -> StretchLayout:
-        """Of rows that are made of stretches; fewer than `few` of these are copied one by one."""
+    def _pieces(self, stretches: Stretches, row_ends: Integers, rows: Integers, *, few: int) -> StretchLayout:
+        """Rows made of stretches; fewer than `few` of these are copied one by one, to where `rows` says."""
         # Arrow itself looks at no bounds.
         if (stretches.offset + stretches.length > self._segment_tokens[stretches.segment]).any():
             raise IndexError("a stretch ends after its segment")
-        first_rows = np.arange(len(row_ends) + 1)
-        layout = StretchLayout(
-            stretches=stretches,
-            row_ends=row_ends,
-            stretch_starts=np.searchsorted(stretches.row, first_rows),
-            unchecked=self._unchecked(stretches.segment, stretches.offset, stretches.length),
+        starts = np.searchsorted(stretches.row, np.arange(len(rows) + 1))
+        copies: Slices | Views
+        if len(stretches.row) < few or self._is_long:
+            copies = self._slices(stretches, row_ends, rows)
+        else:
+            copies = self._views(stretches, row_ends, starts)
+        unchecked = self._unchecked(stretches.segment, stretches.offset, stretches.length)
+        return StretchLayout(stretches=stretches, stretch_starts=starts, unchecked=unchecked, copies=copies)
+
+    def _slices(self, stretches: Stretches, row_ends: Integers, rows: Integers) -> Slices:
+        padded = np.flatnonzero(row_ends < self._row_tokens)
+        row = np.concatenate([stretches.row, padded])
+        order = np.argsort(row, kind="stable")
+        segment, first, length, place = (
+            np.concatenate(parts)[order]
+            for parts in (
+                (stretches.segment, np.full(len(padded), -1)),
+                (stretches.offset, np.zeros(len(padded), np.int64)),
+                (stretches.length, self._row_tokens - row_ends[padded]),
+                (stretches.place, row_ends[padded]),
+            )
         )
-        longest = self._row_tokens * self._padding.itemsize
-        if len(stretches.row) >= (FEW_STRETCHES if few is None else few) and longest <= LONGEST_ROW_BYTES:
-            padded = np.flatnonzero(row_ends < self._row_tokens)
-            layout.view_starts = layout.stretch_starts + np.searchsorted(padded, first_rows)
-            layout.inline = np.flatnonzero(stretches.length * self._padding.itemsize <= INLINE_BYTES)
-            layout.segments = np.flatnonzero(np.bincount(stretches.segment)).tolist()
-            layout.views = self._views(stretches, row_ends, padded, layout.segments)
-        return layout
+        width, row = self._padding.itemsize, row[order]
+        columns = (segment, first * width, length * width, (rows[row] * self._row_tokens + place) * width)
+        copies = list(zip(*(column.tolist() for column in columns), strict=True))
+        return Slices(copies=copies, starts=np.searchsorted(row, np.arange(len(rows) + 1)))
 
     def _unchecked(self, segment: Integers, offset: Integers, length: Integers | np.int64) -> Integers:
         """Which of some stretches hold a block that nobody has read yet."""
@@ -213,11 +246,10 @@ class TokenCopier:
             found[own] = store.unchecked(segment[own] - self.first_segments[number], offset[own], lengths[own])
         return np.flatnonzero(found)
 
-    def _views(
-        self, stretches: Stretches, row_ends: Integers, padded: Integers, segments: list[int]
-    ) -> npt.NDArray[np.int32]:
-        """[stretches and paddings, 4]: bytes, the first four of them, buffer, offset. Those that Arrow looks for in the
-        view itself are zero, but for padding."""
+    def _views(self, stretches: Stretches, row_ends: Integers, stretch_starts: Integers) -> Views:
+        """Those that Arrow looks for in the view itself are zero, but for padding."""
+        segments = np.flatnonzero(np.bincount(stretches.segment)).tolist()
+        padded = np.flatnonzero(row_ends < self._row_tokens)
         width = self._padding.itemsize
         num_buffers = -(-self._segment_tokens[segments] * width // BUFFER_BYTES)
         first_buffer = np.zeros(len(self._segment_tokens), np.int64)
@@ -235,32 +267,41 @@ class TokenCopier:
         views[at, 0] = stretches.length * width
         views[at, 2] = (first_buffer[stretches.segment] + chunk) * far
         views[at, 3] = offset * far
-        return views
+        return Views(
+            views=views,
+            starts=stretch_starts + np.searchsorted(padded, np.arange(len(stretch_starts))),
+            inline=np.flatnonzero(~far),
+            segments=segments,
+        )
 
     def fill(self, layout: TokenLayout, first: int, last: int, out: npt.NDArray[Any]) -> None:
         """Fills `out`, [rows, T + 1], with the rows first .. last."""
-        if layout.whole is None and layout.pieces is not None and layout.pieces.views is None:
-            self._copy_pieces(layout.pieces, first, last, out)
+        if layout.whole is None and isinstance(layout.pieces.copies, Slices):
+            self._copy_slices(layout.pieces, layout.pieces.copies, (first, last), first, out)
         else:
             np.copyto(out, self.gathered(layout, first, last))
 
     def gathered(self, layout: TokenLayout, first: int, last: int) -> npt.NDArray[Any]:
         """[rows, T + 1], the rows first .. last in memory of their own."""
+        pieces, copies = layout.pieces, layout.pieces.copies
         if layout.whole is None:
-            return self._gathered_pieces(layout.pieces, first, last)
-        rows = self._taken(layout.whole, first, last)
-        begin, end = np.searchsorted(layout.broken, [first, last]).tolist()
-        if begin < end:
-            broken = layout.broken[begin:end] - first
-            if layout.pieces is not None and layout.pieces.views is None:
-                self._copy_pieces(layout.pieces, begin, end, rows, broken)
-            else:
-                rows[broken] = self._gathered_pieces(layout.pieces, begin, end)
+            if isinstance(copies, Views):
+                return self._side_by_side(pieces, copies, first, last)
+            rows = np.empty((last - first, self._row_tokens), self._padding.dtype)
+            begin, end = first, last
+        else:
+            rows = self._taken(layout.whole, first, last)
+            begin, end = layout.broken.searchsorted((first, last)).tolist()
+        if isinstance(copies, Slices):
+            self._copy_slices(pieces, copies, (begin, end), first, rows)
+        elif begin < end:
+            rows[layout.broken[begin:end] - first] = self._side_by_side(pieces, copies, begin, end)
         return rows
 
     def _taken(self, layout: WholeLayout, first: int, last: int) -> npt.NDArray[Any]:
         segment, offset = layout.segment, layout.offset
-        if len(rows := _between(layout.unchecked, first, last)):
+        if len(layout.unchecked):
+            rows = _between(layout.unchecked, first, last)
             rows = rows[self._unchecked(segment[rows], offset[rows], np.int64(self._row_tokens))]  # some are by now
             for row in rows.tolist():
                 self._check(int(segment[row]), int(offset[row]), self._row_tokens)
@@ -275,43 +316,30 @@ class TokenCopier:
         _, mapped, entries = layout.opened
         return mapped.take(entries[first:last])
 
-    def _gathered_pieces(self, layout: StretchLayout | None, first: int, last: int) -> npt.NDArray[Any]:
-        if layout is None:
-            raise ValueError("a layout of whole rows has no pieces to gather")
-        if layout.views is None:
-            out = np.empty((last - first, self._row_tokens), self._padding.dtype)
-            self._copy_pieces(layout, first, last, out)
-            return out
-        begin, end = layout.stretch_starts[[first, last]].tolist()
-        view_begin, view_end = layout.view_starts[[first, last]].tolist()
-        self._check_stretches(layout, begin, end)
-        flat = self._side_by_side(layout, layout.views[view_begin:view_end])
-        inline = _between(layout.inline, begin, end)
-        if len(inline) >= MANY_INLINE:
-            self._copy_tokens(layout.stretches, inline, self._places(layout.stretches, inline, first), flat)
-        elif len(inline):
-            self._copy_slices(layout.stretches, inline, self._places(layout.stretches, inline, first), flat)
-        return flat.reshape(-1, self._row_tokens)
-
-    def _copy_pieces(
-        self, layout: StretchLayout, first: int, last: int, out: npt.NDArray[Any], out_rows: Integers | None = None
+    def _copy_slices(
+        self, layout: StretchLayout, slices: Slices, rows: tuple[int, int], first_row: int, out: npt.NDArray[Any]
     ) -> None:
-        """The rows first .. last slice by slice into the rows of `out`, or into `out_rows` of them."""
-        begin, end = layout.stretch_starts[[first, last]].tolist()
-        out_rows = np.arange(last - first) if out_rows is None else out_rows
-        which = np.arange(begin, end)
-        places = out_rows[layout.stretches.row[which] - first] * self._row_tokens + layout.stretches.place[which]
-        self._check_stretches(layout, begin, end)
-        self._copy_slices(layout.stretches, which, places, out.reshape(-1))
-        for row in np.flatnonzero(layout.row_ends[first:last] < self._row_tokens).tolist():
-            out[out_rows[row], layout.row_ends[first + row] :] = self._padding[0]
+        """Some of the rows slice by slice into `out`, which begins with the row `first_row` of what is filled."""
+        begin, end = (int(slices.starts[row]) for row in rows)
+        if begin == end:
+            return
+        self._check_stretches(layout, *rows)
+        target, before = out.reshape(-1).data.cast("B"), first_row * self._padding.nbytes
+        sources = {-1: self._padding.data.cast("B")}
+        for segment, first, size, place in slices.copies[begin:end]:
+            source = sources.get(segment)
+            if source is None:
+                source = sources[segment] = self._segment(segment).tokens.data.cast("B")
+            target[place - before : place - before + size] = source[first : first + size]
 
-    def _check_stretches(self, layout: StretchLayout, begin: int, end: int) -> None:
-        stretches, which = layout.stretches, _between(layout.unchecked, begin, end)
-        if len(which):  # some have been checked by now
-            parts = (stretches.segment[which], stretches.offset[which], stretches.length[which])
-            which = which[self._unchecked(*parts)]
-        for i in which.tolist():
+    def _check_stretches(self, layout: StretchLayout, first: int, last: int) -> None:
+        """Checks the stretches of the rows first .. last where nobody has."""
+        if not len(layout.unchecked):
+            return
+        stretches = layout.stretches
+        which = _between(layout.unchecked, int(layout.stretch_starts[first]), int(layout.stretch_starts[last]))
+        parts = (stretches.segment[which], stretches.offset[which], stretches.length[which])
+        for i in which[self._unchecked(*parts)].tolist():  # some have been checked by now
             self._check(int(stretches.segment[i]), int(stretches.offset[i]), int(stretches.length[i]))
 
     def _check(self, number: int, offset: int, length: int) -> None:
@@ -319,17 +347,36 @@ class TokenCopier:
         store, segment = self._place_of(number)
         store.read(segment, offset, length)
 
-    def _side_by_side(self, layout: StretchLayout, views: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        """All rows side by side, padded, in memory of Arrow's."""
-        segments = [self._segment(number) for number in layout.segments]
-        opened, buffers = layout.opened
+    def _side_by_side(self, layout: StretchLayout, views: Views, first: int, last: int) -> npt.NDArray[Any]:
+        """[rows, T + 1], the rows first .. last in memory of Arrow's, which is kept as long as the array is."""
+        self._check_stretches(layout, first, last)
+        segments = [self._segment(number) for number in views.segments]
+        opened, buffers = views.opened
         if len(opened) != len(segments) or any(map(operator.is_not, opened, segments)):
             buffers = [buffer for segment in segments for buffer in _buffers(segment.tokens)]
             buffers.append(pa.py_buffer(self._padding))
-            layout.opened = segments, buffers
-        sources = [None, pa.py_buffer(views), *buffers]
-        laid_out = pa.Array.from_buffers(pa.binary_view(), len(views), sources, null_count=0).cast(pa.large_binary())
-        return np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
+            views.opened = segments, buffers
+        own = views.views[int(views.starts[first]) : int(views.starts[last])]
+        sources = [None, pa.py_buffer(own), *buffers]
+        laid_out = pa.Array.from_buffers(pa.binary_view(), len(own), sources, null_count=0).cast(pa.large_binary())
+        flat = np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
+        inline = _between(views.inline, int(layout.stretch_starts[first]), int(layout.stretch_starts[last]))
+        if len(inline):
+            self._copy_inline(layout.stretches, inline, first, flat)
+        return flat.reshape(-1, self._row_tokens)
+
+    def _copy_inline(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
+        """Some stretches slice by slice or, where they are many, token by token."""
+        offset, length = stretches.offset[which], stretches.length[which]
+        place = (stretches.row[which] - first_row) * self._row_tokens + stretches.place[which]
+        for segment, group in _by_value(stretches.segment[which]):
+            tokens = self._segment(segment).tokens
+            if len(which) < MANY_INLINE:
+                for i in group.tolist():
+                    out[place[i] : place[i] + length[i]] = tokens[offset[i] : offset[i] + length[i]]
+            else:
+                owner, source = ranges(offset[group], length[group])
+                out[source + (place - offset)[group][owner]] = tokens[source]
 
     def _segment(self, number: int) -> Segment:
         """A segment of one of the stores; asked for each time, because a store may let go of it in between."""
@@ -342,36 +389,10 @@ class TokenCopier:
         owner = int(np.searchsorted(self.first_segments, number, side="right")) - 1
         return self._stores[owner], number - int(self.first_segments[owner])
 
-    def _copy_slices(self, stretches: Stretches, which: Integers, places: Integers, out: npt.NDArray[Any]) -> None:
-        """Some stretches, one by one, to their places in `out`."""
-        width = out.itemsize
-        segments, offsets, num_bytes = (
-            stretches.segment[which],
-            stretches.offset[which],
-            stretches.length[which] * width,
-        )
-        begins = places * width
-        sources = {segment: self._segment(segment).tokens.data.cast("B") for segment in np.unique(segments).tolist()}
-        target = out.data.cast("B")
-        columns = (segments, begins, begins + num_bytes, offsets * width, offsets * width + num_bytes)
-        for segment, begin, end, first, last in zip(*(column.tolist() for column in columns), strict=True):
-            target[begin:end] = sources[segment][first:last]
-
-    def _copy_tokens(self, stretches: Stretches, which: Integers, places: Integers, out: npt.NDArray[Any]) -> None:
-        """Some stretches, token by token, to their places in `out`."""
-        for segment, group in _by_value(stretches.segment[which]):
-            offsets = stretches.offset[which[group]]
-            owner, source = ranges(offsets, stretches.length[which[group]])
-            out[source + (places[group] - offsets)[owner]] = self._segment(segment).tokens[source]
-
-    def _places(self, stretches: Stretches, which: Integers, first_row: int) -> Integers:
-        """Where some stretches begin among the tokens of all rows from `first_row` on."""
-        return (stretches.row[which] - first_row) * self._row_tokens + stretches.place[which]
-
 
 def _between(ascending: Integers, begin: int, end: int) -> Integers:
     """Those of some numbers that are begin .. end."""
-    first, last = np.searchsorted(ascending, [begin, end])
+    first, last = ascending.searchsorted((begin, end))
     return ascending[first:last]
 
 
