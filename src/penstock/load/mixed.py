@@ -59,6 +59,7 @@ class MixedGatherer(Gatherer):
     def __init__(self, mixture: Mixture) -> None:
         self._plan: Any = mixture  # has all that marking labels and borders asks of a plan
         self._places = np.arange(mixture.seq_len)
+        self._working = threading.Lock()
         stores = [plan.store for plan in mixture.plans]
         self._copier = TokenCopier(*stores, row_tokens=mixture.seq_len + 1)
         self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]

@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["ConcatPlan", "plan_concat"]
+
+IS_UNDIVIDED, LIES_TOGETHER = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,12 +68,26 @@ class ConcatPlan(Plan):
         return Stretches(row, place, self.piece_segments[index], self.piece_offsets[index] + skipped, length)
 
     def whole(self, rows: Integers) -> WholeRows:
-        """See `Plan`. A row lies in one piece, or document, if the next row's first token, its own last label, does;
-        behind the stream's end there is none that could."""
-        next_rows, piece = rows + 1, self.first_piece[rows]
-        segment = np.where(self.first_piece[next_rows] == piece, self.piece_segments[piece], -1)
-        is_undivided = self.first_document[next_rows] == self.first_document[rows]
-        return WholeRows(segment, self._piece_shifts[piece] + rows * self.seq_len, is_undivided)
+        """See `Plan`."""
+        fact = self._row_facts[rows]
+        piece = fact >> 2
+        segment = np.where(fact & LIES_TOGETHER, self.piece_segments[piece], -1)
+        return WholeRows(
+            segment, self._piece_shifts[piece] + rows * self.seq_len, (fact & IS_UNDIVIDED).astype(np.bool_)
+        )
+
+    @cached_property
+    def _row_facts(self) -> npt.NDArray[np.int32] | Integers:
+        """[N], all that `whole` has to know of a row in one number, because a look at memory far away costs more than
+        all it does with it: the piece that it begins in, whether it ends there too, and in the document it began with.
+
+        A row ends where the next row begins: its last label is that one's first token. Behind the stream's end there is
+        no piece, and no document, that it could be in.
+        """
+        facts = self.first_piece[:-1] << 2
+        facts |= LIES_TOGETHER * (self.first_piece[1:] == self.first_piece[:-1])
+        facts |= IS_UNDIVIDED * (self.first_document[1:] == self.first_document[:-1])
+        return facts.astype(np.int32) if len(self.piece_segments) < 2**29 else facts
 
     @cached_property
     def _piece_shifts(self) -> Integers:
