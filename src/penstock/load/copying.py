@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from penstock.load.taking import MappedRows
+from penstock.load.taking import Maps
 from penstock.pack import Stretches
 from penstock.pack.plan import Integers, ranges
 from penstock.store import Store
@@ -55,14 +55,14 @@ class WholeLayout:
         offset: [rows], first token; of a broken row that of the same other row.
         unchecked: rows that hold a block which nobody had read when this was made.
         segments: numbers of the segments, ascending.
-        opened: these segments when they were last asked for, their maps, and the rows' entries in these.
+        opened: these segments when they were last asked for, their maps, and the rows' places in these.
     """
 
     segment: Integers
     offset: Integers
     unchecked: Integers
     segments: list[int]
-    opened: tuple[list[Segment], MappedRows, Integers] | None = None
+    opened: tuple[list[Segment], Maps, Integers] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,14 +104,15 @@ class Views:
         starts: [rows + 1], where those of each row begin.
         inline: stretches that Arrow would keep in the view itself.
         segments: numbers of the segments, in the order in which views count them.
-        opened: these segments, and their maps as buffers of Arrow, when they were last asked for.
+        opened: these segments when they were last asked for, their maps as buffers of Arrow, the maps themselves, and
+            the stretches' places in these.
     """
 
     views: npt.NDArray[np.int32]
     starts: Integers
     inline: Integers
     segments: list[int]
-    opened: tuple[list[Segment], list[pa.Buffer]] = ([], [])
+    opened: tuple[list[Segment], list[pa.Buffer], Maps, Integers] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,14 +308,16 @@ class TokenCopier:
                 self._check(int(segment[row]), int(offset[row]), self._row_tokens)
         segments = [self._segment(number) for number in layout.segments]
         if layout.opened is None or any(map(operator.is_not, layout.opened[0], segments)):
-            maps = [one.tokens for one in segments]
-            if [len(tokens) for tokens in maps] != self._segment_tokens[layout.segments].tolist():
-                raise IndexError("a segment isn't as long as its manifest says")  # which bounds were compared with
-            mapped = MappedRows(maps, row_tokens=self._row_tokens)
-            starts = mapped.starts[np.searchsorted(layout.segments, segment)]
-            layout.opened = segments, mapped, starts + offset * self._padding.itemsize
-        _, mapped, entries = layout.opened
-        return mapped.take(entries[first:last])
+            maps = self._maps(segments, layout.segments)
+            starts = maps.starts[np.searchsorted(layout.segments, segment)]
+            layout.opened = segments, maps, starts + offset * self._padding.itemsize
+        _, maps, places = layout.opened
+        return maps.take(places[first:last], row_tokens=self._row_tokens)
+
+    def _maps(self, segments: list[Segment], numbers: list[int]) -> Maps:
+        if [len(segment.tokens) for segment in segments] != self._segment_tokens[numbers].tolist():
+            raise IndexError("a segment isn't as long as its manifest says")  # which bounds were compared with
+        return Maps([segment.tokens for segment in segments])
 
     def _copy_slices(
         self, layout: StretchLayout, slices: Slices, rows: tuple[int, int], first_row: int, out: npt.NDArray[Any]
@@ -351,16 +354,20 @@ class TokenCopier:
         """[rows, T + 1], the rows first .. last in memory of Arrow's, which is kept as long as the array is."""
         self._check_stretches(layout, first, last)
         segments = [self._segment(number) for number in views.segments]
-        opened, buffers = views.opened
-        if len(opened) != len(segments) or any(map(operator.is_not, opened, segments)):
+        if views.opened is None or any(map(operator.is_not, views.opened[0], segments)):
             buffers = [buffer for segment in segments for buffer in _buffers(segment.tokens)]
             buffers.append(pa.py_buffer(self._padding))
-            views.opened = segments, buffers
+            maps = self._maps(segments, views.segments)
+            starts = maps.starts[np.searchsorted(views.segments, layout.stretches.segment)]
+            views.opened = segments, buffers, maps, starts + layout.stretches.offset * self._padding.itemsize
+        _, buffers, maps, places = views.opened
+        begin, end = int(layout.stretch_starts[first]), int(layout.stretch_starts[last])
+        maps.touch(places[begin:end])
         own = views.views[int(views.starts[first]) : int(views.starts[last])]
         sources = [None, pa.py_buffer(own), *buffers]
         laid_out = pa.Array.from_buffers(pa.binary_view(), len(own), sources, null_count=0).cast(pa.large_binary())
         flat = np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
-        inline = _between(views.inline, int(layout.stretch_starts[first]), int(layout.stretch_starts[last]))
+        inline = _between(views.inline, begin, end)
         if len(inline):
             self._copy_inline(layout.stretches, inline, first, flat)
         return flat.reshape(-1, self._row_tokens)

@@ -5,6 +5,9 @@ row, so that entries overlap. Taking some entries is copying rows, whichever seg
 that memory takes and without Python's lock. Most addresses between two maps are nobody's. So entries are only ever
 asked for by a segment and an offset, and whoever asks has compared the offset with the segment's length.
 
+Rows that are read at random lie in pages that the processor has forgotten, and copying one after another waits for each
+of them in turn. So the first byte of every row is read before: for these it waits together, which saves a quarter.
+
 Memory: the rows taken.
 """
 
@@ -18,43 +21,52 @@ import numpy.typing as npt
 
 from penstock.pack.plan import Integers
 
-__all__ = ["MappedRows"]
+__all__ = ["Maps"]
 
 # For so few entries numpy keeps Python's lock, unless each is a row of entries itself, which costs a tenth more.
 FEW_ENTRIES = 500
 
 
-class MappedRows:
-    """All that could be a row of so many bytes in some maps, which are kept as long as this is.
+class Maps:
+    """The maps of some segments, which are kept as long as this is.
 
     Attributes:
-        starts: of each map, the entry at its begin; an offset in bytes added to that is the entry there.
+        starts: of each map, the place at which it begins; an offset in bytes added to that is the place there.
     """
 
-    def __init__(self, maps: Sequence[npt.NDArray[Any]], *, row_tokens: int) -> None:
-        self._dtype, self._row_tokens = maps[0].dtype, row_tokens
-        row_bytes = row_tokens * self._dtype.itemsize
+    def __init__(self, maps: Sequence[npt.NDArray[Any]]) -> None:
+        self._maps, self._dtype = maps, maps[0].dtype
         addresses = np.array([tokens.ctypes.data for tokens in maps], np.int64)
-        lowest = int(addresses.min())
-        size = int((addresses + [tokens.nbytes for tokens in maps]).max()) - lowest
-        self.starts: Integers = addresses - lowest
-        self._entries = np.asarray(_Memory(maps, lowest, entries=size - row_bytes + 1, entry_bytes=row_bytes))
+        self._lowest = int(addresses.min())
+        self._size = int((addresses + [tokens.nbytes for tokens in maps]).max()) - self._lowest
+        self.starts: Integers = addresses - self._lowest
+        self._bytes = self._entries(1)
 
-    def take(self, entries: Integers) -> npt.NDArray[Any]:
-        """[entries, tokens], a copy."""
-        source = self._entries if len(entries) > FEW_ENTRIES else self._entries[:, None]
-        return source[entries].view(self._dtype).reshape(-1, self._row_tokens)
+    def take(self, places: Integers, *, row_tokens: int) -> npt.NDArray[Any]:
+        """[places, tokens], a copy of the rows there."""
+        self.touch(places)
+        rows = self._entries(row_tokens * self._dtype.itemsize)
+        taken = rows[places] if len(places) > FEW_ENTRIES else rows[:, None][places]
+        return taken.view(self._dtype).reshape(-1, row_tokens)
+
+    def touch(self, places: Integers) -> None:
+        """Has the processor look up what begins at some places, all at the same time."""
+        self._bytes.take(places, mode="clip")  # "raise" would compare all of them first
+
+    def _entries(self, entry_bytes: int) -> npt.NDArray[Any]:
+        """All that could be an entry of so many bytes."""
+        return np.asarray(_Memory(self._maps, self._lowest, self._size, entry_bytes=entry_bytes))
 
 
 class _Memory:
     """Addresses for numpy to read from; an array made of it keeps it, and it keeps the maps."""
 
-    def __init__(self, maps: Sequence[npt.NDArray[Any]], lowest: int, *, entries: int, entry_bytes: int) -> None:
+    def __init__(self, maps: Sequence[npt.NDArray[Any]], lowest: int, size: int, *, entry_bytes: int) -> None:
         self.maps = maps
         self.__array_interface__ = {
             "version": 3,
             "typestr": f"|V{entry_bytes}",
             "data": (lowest, True),  # read-only
-            "shape": (entries,),
+            "shape": (size - entry_bytes + 1,),
             "strides": (1,),
         }
