@@ -22,10 +22,11 @@ ROW_LENGTHS = st.integers(1, 64)
 
 
 def gathered(plan: Plan, rows: list[int]):
-    """One batch, gathered by slices and by Arrow, whichever would be chosen for so few rows."""
+    """One batch: by slices, by Arrow, and taken whole with the broken rows by slices and by Arrow, whichever would be
+    chosen for so few rows."""
     gatherer = Gatherer(plan)
     buffers = []
-    for few_stretches in (2**60, 0):
+    for few_stretches, most_broken, few_broken in ((2**60, 0, 0), (0, -1, 0), (0, 0.99, 2**60), (0, 0.99, 0)):
         buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
         # What a new buffer holds must not matter: the loader's are full of an earlier batch.
         buffer.tokens.fill(77)
@@ -33,9 +34,12 @@ def gathered(plan: Plan, rows: list[int]):
         buffer.cu_seqlens.fill(77)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(copying, "FEW_STRETCHES", few_stretches)
+            patch.setattr(copying, "MOST_BROKEN", most_broken)
+            patch.setattr(copying, "FEW_BROKEN", few_broken)
             gatherer.fill(np.array([rows]), buffer)
         buffers.append(one_batch(buffer, 0))
-    np.testing.assert_array_equal(buffers[0].tokens, buffers[1].tokens)
+    for buffer in buffers[1:]:
+        np.testing.assert_array_equal(buffers[0].tokens, buffer.tokens)
     return buffers[0]
 
 

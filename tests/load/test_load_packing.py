@@ -16,7 +16,8 @@ from penstock.errors import ConfigError
 from penstock.load import Loader, copying, materialise
 from penstock.load.gather import Gatherer, StretchBuffer
 from penstock.load.rows import describe_row
-from penstock.pack import POLICIES, Plan, make_plan
+from penstock.pack import POLICIES, Plan, Stretches, make_plan
+from penstock.store import open_store
 
 from .conftest import SMALL_STORE_NAMES, Sample
 from .reference import IGNORED, PADDING, Reference, ReferenceRow, assert_batch_equals, border_list, group_numbers
@@ -125,18 +126,59 @@ def test_documents_of_several_blocks(sample: Samples, policy: str, seq_len: int)
 def test_rows_come_out_the_same_however_they_are_copied(
     sample: Samples, policy: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By slices; by Arrow with its short stretches by slices or token by token; from segments cut into many buffers."""
+    """By slices; by Arrow with its short stretches by slices or token by token; from segments cut into many buffers;
+    whole rows taken, the broken ones by slices or by Arrow."""
     plan = make_plan(sample(name).store, policy=policy, seq_len=48)
     rows = np.random.default_rng(1).permutation(plan.num_rows).tolist()
     monkeypatch.setattr(copying, "FEW_STRETCHES", 2**60)
     by_slices = gathered(plan, rows)
-    for few, many_inline, buffer_bytes in ((0, 2**60, 2**30), (0, 1, 2**30), (0, 512, 256)):
-        monkeypatch.setattr(copying, "FEW_STRETCHES", few)
+    monkeypatch.setattr(copying, "FEW_STRETCHES", 0)
+    for many_inline, buffer_bytes, most_broken, few_broken in (
+        (2**60, 2**30, -1, 0),
+        (1, 2**30, -1, 0),
+        (512, 256, -1, 0),
+        (512, 2**30, 0.99, 2**60),
+        (1, 256, 0.99, 0),
+    ):
         monkeypatch.setattr(copying, "MANY_INLINE", many_inline)
         monkeypatch.setattr(copying, "BUFFER_BYTES", buffer_bytes)
-        by_arrow = gathered(plan, rows)
+        monkeypatch.setattr(copying, "MOST_BROKEN", most_broken)
+        monkeypatch.setattr(copying, "FEW_BROKEN", few_broken)
+        otherwise = gathered(plan, rows)
         for array in ("tokens", "loss_mask", "cu_seqlens"):
-            np.testing.assert_array_equal(getattr(by_slices, array), getattr(by_arrow, array))
+            np.testing.assert_array_equal(getattr(by_slices, array), getattr(otherwise, array))
+
+
+def test_a_row_that_would_end_after_its_segment_is_refused(sample: Samples) -> None:
+    """Behind a map is memory of anybody's; nobody but the copier looks."""
+    store = sample("letters").store
+    copier = copying.TokenCopier(store, row_tokens=9)
+    nothing = Stretches(*[np.empty(0, np.int64)] * 5)
+    tokens = store.manifest.segments[0].tokens
+    rows = np.zeros(copying.FEW_STRETCHES, np.int64)
+    good = copier.gathered(copier.lay_out(rows, rows + tokens - 9, nothing, rows + 9), 0, len(rows))
+    assert (good == store.read(0, tokens - 9, 9)).all()
+    with pytest.raises(IndexError, match="ends after its segment"):
+        copier.lay_out(rows, rows + tokens - 8, nothing, rows + 9)
+
+
+@pytest.mark.parametrize("most_broken", [0.99, -1])
+def test_rows_stay_right_when_segments_are_opened_anew(
+    sample: Samples, most_broken: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout outlives the maps it was filled from: closed ones are mapped again, wherever there is room."""
+    monkeypatch.setattr(copying, "MOST_BROKEN", most_broken)
+    with open_store(sample("letters").store.path) as store:
+        plan = make_plan(store, seq_len=8)
+        gatherer = Gatherer(plan)
+        rows = np.resize(np.arange(plan.num_rows), (1, 64))
+        layout, buffer = gatherer.lay_out(rows), gatherer.new_buffer(num_batches=1, batch_rows=64)
+        assert (layout.tokens.whole is not None) == (most_broken > 0)
+        gatherer.fill_from(layout, 0, 1, buffer)
+        first = buffer.tokens.copy()
+        store.close()
+        gatherer.fill_from(layout, 0, 1, buffer)
+        np.testing.assert_array_equal(buffer.tokens, first)
 
 
 @given(options=options_of_plans(), rows_per_batch=st.integers(1, 9), name=st.sampled_from(SMALL_STORE_NAMES))

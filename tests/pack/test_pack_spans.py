@@ -126,6 +126,29 @@ def test_figures_are_those_of_the_spans(store_of: StoreOf, policy: str) -> None:
                 assert int(stretches.length.sum()) == int(spans.length.sum())
 
 
+@given(lengths=LENGTHS, per_unit=st.integers(1, 12), seq_len=st.integers(1, 40))
+@example(lengths=[30, 31], per_unit=1, seq_len=30)
+@example(lengths=[30, 31], per_unit=2, seq_len=60)
+@example(lengths=[1, 1], per_unit=2, seq_len=1)
+@settings(max_examples=30, deadline=None)
+def test_whole_rows_are_those_of_one_stretch(
+    store_of: StoreOf, lengths: list[int], per_unit: int, seq_len: int
+) -> None:
+    with store_of(lengths, split="train=1", per_unit=per_unit) as store:
+        for policy in POLICIES if sum(lengths) > 1 else ():
+            plan = make_plan(store, policy=policy, seq_len=seq_len)
+            rows = np.arange(plan.num_rows)[::-1]
+            spans = plan.spans(rows)
+            stretches, whole = plan.stretches(rows), plan.whole(rows)
+            for row in range(len(rows)):
+                own = np.flatnonzero(stretches.row == row)
+                is_whole = stretches.length[own].tolist() == [seq_len + 1]
+                expected = (int(stretches.segment[own[0]]), int(stretches.offset[own[0]]))
+                assert (whole.segment[row] >= 0) == is_whole
+                assert not is_whole or (whole.segment[row], whole.offset[row]) == expected
+                assert whole.is_undivided[row] == (spans.length[spans.row == row].tolist() == [seq_len + 1])
+
+
 def test_documents_that_concat_splits(store_of: StoreOf) -> None:
     with store_of([4, 4, 1, 4], split="train=1") as store:
         # Rows read the tokens 0-4, 4-8, 8-12: each document's labels are in one row.

@@ -1,12 +1,12 @@
-"""Stretches of segments into rows: the copying itself.
+"""Tokens of segments into rows: the copying itself.
 
-Rows are gathered by Arrow: every stretch is an entry of a `binary_view` array whose buffers are the segments' maps,
-and casting that to plain binary lays all of them side by side, in one call that holds no Python lock. About 0.35 ns a
-token where a loop over slices takes 0.7, and other threads run meanwhile; a second copy, where tokens are wanted in
-memory of the caller's, takes 0.15. A few stretches are copied slice by slice instead, at 0.2 µs each besides
-the memory's own time, and so are those of so few bytes that Arrow would keep them in the view itself; where such are
-many they are gathered token by token (4 ns a token). Blocks that nobody has touched yet are checked first, so that no
-token is copied unchecked.
+Most rows are one stretch of a segment: they are taken whole, straight from the maps (taking.py), at about 0.3 ns a
+token. The others are *broken*: made of several stretches, or padded. Where they are few they are put in afterwards;
+where they are many, all rows are gathered by Arrow: every stretch is an entry of a `binary_view` array whose buffers
+are the segments' maps, and casting that to plain binary lays all of them side by side, in one call that holds no Python
+lock either. A few stretches are copied slice by slice instead, at 0.2 µs each besides the memory's own time, and so are
+those of so few bytes that Arrow would keep them in the view itself; where such are many they are gathered token by
+token (4 ns a token). Blocks that nobody has touched yet are checked first, so that no token is copied unchecked.
 
 Memory: the tokens of the rows, once more where they are copied on; of a layout, some hundred bytes a stretch.
 """
@@ -16,13 +16,14 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from penstock.load.taking import Maps
 from penstock.pack import Stretches
 from penstock.pack.plan import Integers, ranges
 from penstock.store import Store
@@ -30,8 +31,12 @@ from penstock.store.reader import Segment
 
 __all__ = ["TokenCopier", "TokenLayout"]
 
-# A call to Arrow costs as much as so many slices.
+# A call to Arrow, or for whole rows, costs as much as so many slices.
 FEW_STRETCHES = 48
+# So many stretches of broken rows, over a layout, are copied one by one, which is less to work out.
+FEW_BROKEN = 512
+# Of more rows than this share Arrow gathers all: it takes less than taking whole rows in vain and copying twice.
+MOST_BROKEN = 0.05
 # A view of so many bytes holds them itself, instead of where they are.
 INLINE_BYTES = 12
 # So many of those are cheaper token by token: they share the cost of the calls.
@@ -42,33 +47,87 @@ LONGEST_ROW_BYTES = 2**30
 
 
 @dataclass(slots=True, kw_only=True)
-class TokenLayout:
-    """Where the tokens of some batches lie, worked out for many batches at once.
+class WholeLayout:
+    """Where whole rows lie.
+
+    Attributes:
+        segment: [rows]; of a broken row that of some other row.
+        offset: [rows], first token; of a broken row that of the same other row.
+        unchecked: rows that hold a block which nobody had read when this was made.
+        segments: numbers of the segments, ascending.
+        opened: these segments when they were last asked for, their maps, and the rows' places in these.
+    """
+
+    segment: Integers
+    offset: Integers
+    unchecked: Integers
+    segments: list[int]
+    opened: tuple[list[Segment], Maps, Integers] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StretchLayout:
+    """Where rows lie that are made of stretches.
 
     Attributes:
         stretches: of all rows.
-        row_ends: [rows], where padding begins.
-        batch_rows: rows of each batch.
-        stretch_starts: [batches + 1], where the stretches of each batch begin.
+        stretch_starts: [rows + 1], where the stretches of each row begin.
         unchecked: stretches that hold a block which nobody had read when this was made.
-        views: an entry of a `binary_view` array for each stretch and for the padding of each row that has some; None
-            where rows are to be copied slice by slice.
-        view_starts: [batches + 1], where the views of each batch begin.
-        inline: stretches that Arrow would keep in the view itself.
-        segments: numbers of the segments, in the order in which views count them.
-        opened: these segments, and their maps as buffers of Arrow, when they were last asked for.
+        copies: the same and the padding of rows, to be copied slice by slice or by Arrow.
     """
 
     stretches: Stretches
-    row_ends: Integers
-    batch_rows: int
     stretch_starts: Integers
     unchecked: Integers
-    views: npt.NDArray[np.int32] | None = None
-    view_starts: Integers
+    copies: Slices | Views
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slices:
+    """Stretches, and paddings of rows, that are copied one by one.
+
+    Attributes:
+        copies: of each the segment (-1 for padding), its first byte there, its bytes, and the first byte over all rows.
+        starts: [rows + 1], where those of each row begin.
+    """
+
+    copies: list[tuple[int, int, int, int]]
+    starts: Integers
+
+
+@dataclass(slots=True, kw_only=True)
+class Views:
+    """Stretches, and paddings of rows, as entries of a `binary_view` array.
+
+    Attributes:
+        views: [stretches and paddings, 4]: bytes, the first four of them, buffer, offset.
+        starts: [rows + 1], where those of each row begin.
+        inline: stretches that Arrow would keep in the view itself.
+        segments: numbers of the segments, in the order in which views count them.
+        opened: these segments when they were last asked for, their maps as buffers of Arrow, the maps themselves, and
+            the stretches' places in these.
+    """
+
+    views: npt.NDArray[np.int32]
+    starts: Integers
     inline: Integers
     segments: list[int]
-    opened: tuple[list[Segment], list[pa.Buffer]] = ([], [])
+    opened: tuple[list[Segment], list[pa.Buffer], Maps, Integers] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLayout:
+    """Where the tokens of some rows lie, worked out for many rows at once.
+
+    Attributes:
+        whole: all rows; None where all count as broken.
+        broken: rows that are not, ascending.
+        pieces: the broken rows.
+    """
+
+    whole: WholeLayout | None
+    broken: Integers
+    pieces: StretchLayout
 
 
 class TokenCopier:
@@ -83,52 +142,115 @@ class TokenCopier:
         self._row_tokens = row_tokens
         self._padding = np.full(row_tokens, stores[0].manifest.tokenizer["end_id"], stores[0].dtype)
         self._inline_padding = np.resize(self._padding, INLINE_BYTES // self._padding.itemsize).view(np.int32)
+        self._is_long = self._padding.nbytes > LONGEST_ROW_BYTES
         entries = [store.manifest.segments for store in stores]
         self.first_segments = np.concatenate([[0], np.cumsum([len(of_store) for of_store in entries])])
         self._segment_tokens = np.array([entry.tokens for of_store in entries for entry in of_store], np.int64)
 
     def copy(self, stretches: Stretches, row_ends: Integers, out: npt.NDArray[Any]) -> None:
         """Fills `out`, [rows, T + 1]: the stretches, then padding from each row's end."""
-        self.fill(self.lay_out(stretches, row_ends, batch_rows=len(row_ends)), 0, 1, out)
+        self.fill(self._all_broken(stretches, row_ends), 0, len(row_ends), out)
 
-    def lay_out(self, stretches: Stretches, row_ends: Integers, *, batch_rows: int) -> TokenLayout:
-        """What `fill` has to know of some batches of `batch_rows`."""
+    def lay_out(self, segment: Integers, offset: Integers, stretches: Stretches, row_ends: Integers) -> TokenLayout:
+        """What `fill` has to know of some rows.
+
+        Args:
+            segment: [rows], of a row that lies there whole; -1 for broken ones.
+            offset: [rows], the first token there.
+            stretches: of the broken rows.
+            row_ends: [rows], where padding begins.
+        """
+        num_rows, broken = len(segment), np.flatnonzero(segment < 0)
+        if num_rows < FEW_STRETCHES or self._is_long or len(broken) > num_rows * MOST_BROKEN:
+            if len(broken) < num_rows:
+                stretches = self._with_whole(stretches, np.flatnonzero(segment >= 0), segment, offset)
+            return self._all_broken(stretches, row_ends)
+        if len(broken):
+            # What is taken for a broken row is overwritten: any other row will do.
+            other = int(np.argmax(segment))
+            segment, offset = segment.copy(), offset.copy()
+            segment[broken], offset[broken] = segment[other], offset[other]
+        stretches = replace(stretches, row=np.searchsorted(broken, stretches.row))
+        pieces = self._pieces(stretches, row_ends[broken], broken, few=FEW_BROKEN)
+        return TokenLayout(whole=self._whole(segment, offset), broken=broken, pieces=pieces)
+
+    def _all_broken(self, stretches: Stretches, row_ends: Integers) -> TokenLayout:
+        """As if no row were whole."""
+        rows = np.arange(len(row_ends))
+        pieces = self._pieces(stretches, row_ends, rows, few=FEW_STRETCHES)
+        return TokenLayout(whole=None, broken=rows, pieces=pieces)
+
+    def _with_whole(self, broken: Stretches, rows: Integers, segment: Integers, offset: Integers) -> Stretches:
+        """Stretches of all rows: those of the broken ones, and one of each whole row."""
+        row = np.concatenate([broken.row, rows])
+        order = np.argsort(row, kind="stable")
+        columns = (
+            (broken.place, np.zeros(len(rows), np.int64)),
+            (broken.segment, segment[rows]),
+            (broken.offset, offset[rows]),
+            (broken.length, np.full(len(rows), self._row_tokens)),
+        )
+        return Stretches(row[order], *(np.concatenate(parts)[order] for parts in columns))
+
+    def _whole(self, segment: Integers, offset: Integers) -> WholeLayout:
+        # Nobody else looks at bounds: between two maps lies memory of anybody's, or none.
+        if (offset + self._row_tokens > self._segment_tokens[segment]).any():
+            raise IndexError("a row ends after its segment")
+        return WholeLayout(
+            segment=segment,
+            offset=offset,
+            unchecked=self._unchecked(segment, offset, np.int64(self._row_tokens)),
+            segments=np.flatnonzero(np.bincount(segment)).tolist(),
+        )
+
+    def _pieces(self, stretches: Stretches, row_ends: Integers, rows: Integers, *, few: int) -> StretchLayout:
+        """Rows made of stretches; fewer than `few` of these are copied one by one, to where `rows` says."""
         # Arrow itself looks at no bounds.
         if (stretches.offset + stretches.length > self._segment_tokens[stretches.segment]).any():
             raise IndexError("a stretch ends after its segment")
-        first_rows = np.arange(0, len(row_ends) + 1, batch_rows)
-        stretch_starts = np.searchsorted(stretches.row, first_rows)
+        starts = np.searchsorted(stretches.row, np.arange(len(rows) + 1))
+        copies: Slices | Views
+        if len(stretches.row) < few or self._is_long:
+            copies = self._slices(stretches, row_ends, rows)
+        else:
+            copies = self._views(stretches, row_ends, starts)
+        unchecked = self._unchecked(stretches.segment, stretches.offset, stretches.length)
+        return StretchLayout(stretches=stretches, stretch_starts=starts, unchecked=unchecked, copies=copies)
+
+    def _slices(self, stretches: Stretches, row_ends: Integers, rows: Integers) -> Slices:
         padded = np.flatnonzero(row_ends < self._row_tokens)
-        layout = TokenLayout(
-            stretches=stretches,
-            row_ends=row_ends,
-            batch_rows=batch_rows,
-            stretch_starts=stretch_starts,
-            unchecked=self._unchecked(stretches, np.arange(len(stretches.row))),
-            view_starts=stretch_starts + np.searchsorted(padded, first_rows),
-            inline=np.flatnonzero(stretches.length * self._padding.itemsize <= INLINE_BYTES),
-            segments=np.flatnonzero(np.bincount(stretches.segment, minlength=len(self._segment_tokens))).tolist(),
+        row = np.concatenate([stretches.row, padded])
+        order = np.argsort(row, kind="stable")
+        segment, first, length, place = (
+            np.concatenate(parts)[order]
+            for parts in (
+                (stretches.segment, np.full(len(padded), -1)),
+                (stretches.offset, np.zeros(len(padded), np.int64)),
+                (stretches.length, self._row_tokens - row_ends[padded]),
+                (stretches.place, row_ends[padded]),
+            )
         )
-        longest = self._row_tokens * self._padding.itemsize
-        if len(stretches.row) >= FEW_STRETCHES and longest <= LONGEST_ROW_BYTES:
-            layout.views = self._views(stretches, row_ends, padded, layout.segments)
-        return layout
+        width, row = self._padding.itemsize, row[order]
+        columns = (segment, first * width, length * width, (rows[row] * self._row_tokens + place) * width)
+        copies = list(zip(*(column.tolist() for column in columns), strict=True))
+        return Slices(copies=copies, starts=np.searchsorted(row, np.arange(len(rows) + 1)))
 
-    def _unchecked(self, stretches: Stretches, which: Integers) -> Integers:
-        """Those of some stretches that hold a block which nobody has read yet."""
-        owner = np.searchsorted(self.first_segments, stretches.segment[which], side="right") - 1
-        found = [np.empty(0, np.int64)]
+    def _unchecked(self, segment: Integers, offset: Integers, length: Integers | np.int64) -> Integers:
+        """Which of some stretches hold a block that nobody has read yet."""
+        if len(self._stores) == 1:
+            return np.flatnonzero(self._stores[0].unchecked(segment, offset, length))
+        found = np.zeros(len(segment), np.bool_)
+        owner = np.searchsorted(self.first_segments, segment, side="right") - 1
+        lengths = np.broadcast_to(length, segment.shape)
         for number, store in enumerate(self._stores):
-            own = which if len(self._stores) == 1 else which[owner == number]
-            segment = stretches.segment[own] - self.first_segments[number]
-            found.append(own[store.unchecked(segment, stretches.offset[own], stretches.length[own])])
-        return found[1] if len(self._stores) == 1 else np.sort(np.concatenate(found))
+            own = np.flatnonzero(owner == number)
+            found[own] = store.unchecked(segment[own] - self.first_segments[number], offset[own], lengths[own])
+        return np.flatnonzero(found)
 
-    def _views(
-        self, stretches: Stretches, row_ends: Integers, padded: Integers, segments: list[int]
-    ) -> npt.NDArray[np.int32]:
-        """[stretches and paddings, 4]: bytes, the first four of them, buffer, offset. Those that Arrow looks for in the
-        view itself are zero, but for padding."""
+    def _views(self, stretches: Stretches, row_ends: Integers, stretch_starts: Integers) -> Views:
+        """Those that Arrow looks for in the view itself are zero, but for padding."""
+        segments = np.flatnonzero(np.bincount(stretches.segment)).tolist()
+        padded = np.flatnonzero(row_ends < self._row_tokens)
         width = self._padding.itemsize
         num_buffers = -(-self._segment_tokens[segments] * width // BUFFER_BYTES)
         first_buffer = np.zeros(len(self._segment_tokens), np.int64)
@@ -146,53 +268,122 @@ class TokenCopier:
         views[at, 0] = stretches.length * width
         views[at, 2] = (first_buffer[stretches.segment] + chunk) * far
         views[at, 3] = offset * far
-        return views
+        return Views(
+            views=views,
+            starts=stretch_starts + np.searchsorted(padded, np.arange(len(stretch_starts))),
+            inline=np.flatnonzero(~far),
+            segments=segments,
+        )
 
     def fill(self, layout: TokenLayout, first: int, last: int, out: npt.NDArray[Any]) -> None:
-        """Fills `out`, [rows, T + 1], with the batches first .. last."""
-        if layout.views is not None:
+        """Fills `out`, [rows, T + 1], with the rows first .. last."""
+        if layout.whole is None and isinstance(layout.pieces.copies, Slices):
+            self._copy_slices(layout.pieces, layout.pieces.copies, (first, last), first, out)
+        else:
             np.copyto(out, self.gathered(layout, first, last))
-            return
-        begin, end = layout.stretch_starts[[first, last]].tolist()
-        first_row, flat = first * layout.batch_rows, out.reshape(-1)
-        self._check(layout.stretches, _between(layout.unchecked, begin, end))
-        self._copy_slices(layout.stretches, np.arange(begin, end), first_row, flat)
-        self._pad(layout.row_ends[first_row : last * layout.batch_rows], flat)
 
     def gathered(self, layout: TokenLayout, first: int, last: int) -> npt.NDArray[Any]:
-        """[rows, T + 1], the batches first .. last of a layout that has views, in memory of Arrow's, which is kept as
-        long as the array is."""
-        begin, end = layout.stretch_starts[[first, last]].tolist()
-        view_begin, view_end = layout.view_starts[[first, last]].tolist()
-        stretches, first_row = layout.stretches, first * layout.batch_rows
-        self._check(stretches, _between(layout.unchecked, begin, end))
-        if layout.views is None:
-            raise ValueError("a layout without views has nothing to gather by")
-        flat = self._side_by_side(layout, layout.views[view_begin:view_end])
-        inline = _between(layout.inline, begin, end)
-        if len(inline) < MANY_INLINE:
-            self._copy_slices(stretches, inline, first_row, flat)
+        """[rows, T + 1], the rows first .. last in memory of their own."""
+        pieces, copies = layout.pieces, layout.pieces.copies
+        if layout.whole is None:
+            if isinstance(copies, Views):
+                return self._side_by_side(pieces, copies, first, last)
+            rows = np.empty((last - first, self._row_tokens), self._padding.dtype)
+            begin, end = first, last
         else:
-            self._copy_tokens(stretches, inline, first_row, flat)
-        return flat.reshape(-1, self._row_tokens)
+            rows = self._taken(layout.whole, first, last)
+            begin, end = layout.broken.searchsorted((first, last)).tolist()
+        if isinstance(copies, Slices):
+            self._copy_slices(pieces, copies, (begin, end), first, rows)
+        elif begin < end:
+            rows[layout.broken[begin:end] - first] = self._side_by_side(pieces, copies, begin, end)
+        return rows
 
-    def _check(self, stretches: Stretches, which: Integers) -> None:
-        """Compares blocks that nobody has read yet with their checksums."""
-        for i in self._unchecked(stretches, which).tolist() if len(which) else ():
-            store, segment = self._place_of(int(stretches.segment[i]))
-            store.read(segment, int(stretches.offset[i]), int(stretches.length[i]))
-
-    def _side_by_side(self, layout: TokenLayout, views: npt.NDArray[np.int32]) -> npt.NDArray[Any]:
-        """All rows side by side, padded, in memory of Arrow's."""
+    def _taken(self, layout: WholeLayout, first: int, last: int) -> npt.NDArray[Any]:
+        segment, offset = layout.segment, layout.offset
+        if len(layout.unchecked):
+            rows = _between(layout.unchecked, first, last)
+            rows = rows[self._unchecked(segment[rows], offset[rows], np.int64(self._row_tokens))]  # some are by now
+            for row in rows.tolist():
+                self._check(int(segment[row]), int(offset[row]), self._row_tokens)
         segments = [self._segment(number) for number in layout.segments]
-        opened, buffers = layout.opened
-        if len(opened) != len(segments) or any(map(operator.is_not, opened, segments)):
+        if layout.opened is None or any(map(operator.is_not, layout.opened[0], segments)):
+            maps = self._maps(segments, layout.segments)
+            starts = maps.starts[np.searchsorted(layout.segments, segment)]
+            layout.opened = segments, maps, starts + offset * self._padding.itemsize
+        _, maps, places = layout.opened
+        return maps.take(places[first:last], row_tokens=self._row_tokens)
+
+    def _maps(self, segments: list[Segment], numbers: list[int]) -> Maps:
+        if [len(segment.tokens) for segment in segments] != self._segment_tokens[numbers].tolist():
+            raise IndexError("a segment isn't as long as its manifest says")  # which bounds were compared with
+        return Maps([segment.tokens for segment in segments])
+
+    def _copy_slices(
+        self, layout: StretchLayout, slices: Slices, rows: tuple[int, int], first_row: int, out: npt.NDArray[Any]
+    ) -> None:
+        """Some of the rows slice by slice into `out`, which begins with the row `first_row` of what is filled."""
+        begin, end = (int(slices.starts[row]) for row in rows)
+        if begin == end:
+            return
+        self._check_stretches(layout, *rows)
+        target, before = out.reshape(-1).data.cast("B"), first_row * self._padding.nbytes
+        sources = {-1: self._padding.data.cast("B")}
+        for segment, first, size, place in slices.copies[begin:end]:
+            source = sources.get(segment)
+            if source is None:
+                source = sources[segment] = self._segment(segment).tokens.data.cast("B")
+            target[place - before : place - before + size] = source[first : first + size]
+
+    def _check_stretches(self, layout: StretchLayout, first: int, last: int) -> None:
+        """Checks the stretches of the rows first .. last where nobody has."""
+        if not len(layout.unchecked):
+            return
+        stretches = layout.stretches
+        which = _between(layout.unchecked, int(layout.stretch_starts[first]), int(layout.stretch_starts[last]))
+        parts = (stretches.segment[which], stretches.offset[which], stretches.length[which])
+        for i in which[self._unchecked(*parts)].tolist():  # some have been checked by now
+            self._check(int(stretches.segment[i]), int(stretches.offset[i]), int(stretches.length[i]))
+
+    def _check(self, number: int, offset: int, length: int) -> None:
+        """Compares those of a stretch's blocks with their checksums that nobody has read yet."""
+        store, segment = self._place_of(number)
+        store.read(segment, offset, length)
+
+    def _side_by_side(self, layout: StretchLayout, views: Views, first: int, last: int) -> npt.NDArray[Any]:
+        """[rows, T + 1], the rows first .. last in memory of Arrow's, which is kept as long as the array is."""
+        self._check_stretches(layout, first, last)
+        segments = [self._segment(number) for number in views.segments]
+        if views.opened is None or any(map(operator.is_not, views.opened[0], segments)):
             buffers = [buffer for segment in segments for buffer in _buffers(segment.tokens)]
             buffers.append(pa.py_buffer(self._padding))
-            layout.opened = segments, buffers
-        sources = [None, pa.py_buffer(views), *buffers]
-        laid_out = pa.Array.from_buffers(pa.binary_view(), len(views), sources, null_count=0).cast(pa.large_binary())
-        return np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
+            maps = self._maps(segments, views.segments)
+            starts = maps.starts[np.searchsorted(views.segments, layout.stretches.segment)]
+            views.opened = segments, buffers, maps, starts + layout.stretches.offset * self._padding.itemsize
+        _, buffers, maps, places = views.opened
+        begin, end = int(layout.stretch_starts[first]), int(layout.stretch_starts[last])
+        maps.touch(places[begin:end])
+        own = views.views[int(views.starts[first]) : int(views.starts[last])]
+        sources = [None, pa.py_buffer(own), *buffers]
+        laid_out = pa.Array.from_buffers(pa.binary_view(), len(own), sources, null_count=0).cast(pa.large_binary())
+        flat = np.frombuffer(laid_out.buffers()[2], self._padding.dtype)
+        inline = _between(views.inline, begin, end)
+        if len(inline):
+            self._copy_inline(layout.stretches, inline, first, flat)
+        return flat.reshape(-1, self._row_tokens)
+
+    def _copy_inline(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
+        """Some stretches slice by slice or, where they are many, token by token."""
+        offset, length = stretches.offset[which], stretches.length[which]
+        place = (stretches.row[which] - first_row) * self._row_tokens + stretches.place[which]
+        for segment, group in _by_value(stretches.segment[which]):
+            tokens = self._segment(segment).tokens
+            if len(which) < MANY_INLINE:
+                for i in group.tolist():
+                    out[place[i] : place[i] + length[i]] = tokens[offset[i] : offset[i] + length[i]]
+            else:
+                owner, source = ranges(offset[group], length[group])
+                out[source + (place - offset)[group][owner]] = tokens[source]
 
     def _segment(self, number: int) -> Segment:
         """A segment of one of the stores; asked for each time, because a store may let go of it in between."""
@@ -205,39 +396,10 @@ class TokenCopier:
         owner = int(np.searchsorted(self.first_segments, number, side="right")) - 1
         return self._stores[owner], number - int(self.first_segments[owner])
 
-    def _copy_slices(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
-        width = out.itemsize
-        segments, offsets, num_bytes = (
-            stretches.segment[which],
-            stretches.offset[which],
-            stretches.length[which] * width,
-        )
-        begins = self._places(stretches, which, first_row) * width
-        sources = {segment: self._segment(segment).tokens.data.cast("B") for segment in np.unique(segments).tolist()}
-        target = out.data.cast("B")
-        columns = (segments, begins, begins + num_bytes, offsets * width, offsets * width + num_bytes)
-        for segment, begin, end, first, last in zip(*(column.tolist() for column in columns), strict=True):
-            target[begin:end] = sources[segment][first:last]
-
-    def _copy_tokens(self, stretches: Stretches, which: Integers, first_row: int, out: npt.NDArray[Any]) -> None:
-        for segment, group in _by_value(stretches.segment, which):
-            owner, source = ranges(stretches.offset[group], stretches.length[group])
-            shift = self._places(stretches, group, first_row) - stretches.offset[group]
-            out[source + shift[owner]] = self._segment(segment).tokens[source]
-
-    def _places(self, stretches: Stretches, which: Integers, first_row: int) -> Integers:
-        """Where some stretches begin among the tokens of all rows from `first_row` on."""
-        return (stretches.row[which] - first_row) * self._row_tokens + stretches.place[which]
-
-    def _pad(self, row_ends: Integers, out: npt.NDArray[Any]) -> None:
-        rows = out.reshape(-1, self._row_tokens)
-        for row in np.flatnonzero(row_ends < self._row_tokens).tolist():
-            rows[row, row_ends[row] :] = self._padding[0]
-
 
 def _between(ascending: Integers, begin: int, end: int) -> Integers:
     """Those of some numbers that are begin .. end."""
-    first, last = np.searchsorted(ascending, [begin, end])
+    first, last = ascending.searchsorted((begin, end))
     return ascending[first:last]
 
 
@@ -249,9 +411,9 @@ def _buffers(tokens: npt.NDArray[Any]) -> list[pa.Buffer]:
     ]
 
 
-def _by_value(values: Integers, places: Integers) -> Iterator[tuple[int, Integers]]:
+def _by_value(values: Integers) -> Iterator[tuple[int, Integers]]:
     """The places grouped by the value there."""
-    ordered = places[np.argsort(values[places], kind="stable")]
+    ordered = np.argsort(values, kind="stable")
     sorted_values = values[ordered]
     starts = [0, *(np.flatnonzero(np.diff(sorted_values)) + 1).tolist(), len(ordered)]
     for start, end in itertools.pairwise(starts):

@@ -8,7 +8,9 @@ of the time is memory's, which is read at random, and passes without Python's lo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +38,7 @@ class StretchBuffer:
         loss_mask: [batches, rows, T], whether the label at this position counts.
         cu_seqlens: [batches, fixed size] int32, flat position at which each document begins over rows x T, then
             rows x T repeated to the end.
-        is_plain: whether any memory will do; then `tokens` is an array of Arrow's after each filling.
+        is_plain: whether any memory will do; then `tokens` is another array after each filling.
     """
 
     tokens: npt.NDArray[Any]
@@ -64,6 +66,33 @@ class Batch:
     position: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A plan whose rows are some of those to be laid out.
+
+    Attributes:
+        places: which, ascending.
+        rows: their numbers in the plan.
+        first_segment: what the copier calls its store's first segment.
+        loss_runs: of its store, where not everything carries loss.
+    """
+
+    plan: Plan
+    places: Integers
+    rows: Integers
+    first_segment: int
+    loss_runs: LossRuns | None
+
+    def spans(self, own: Integers) -> tuple[Integers, Spans]:
+        """The places of some of its rows, and their spans."""
+        return self.places[own], self.plan.spans(self.rows[own])
+
+    def stretches(self, own: Integers, spans: Spans | None) -> tuple[Integers, ...]:
+        """The stretches of some of its rows, as columns; `spans` are those of the rows, where they are known."""
+        found = self.plan.stretches(self.rows[own], spans)
+        return self.places[own][found.row], found.place, found.segment + self.first_segment, found.offset, found.length
+
+
 LossOfRows = tuple[LossRuns, Integers, Spans]
 """Loss runs of a store, the rows that are of it, and their spans."""
 
@@ -74,8 +103,9 @@ class Layout:
 
     Attributes:
         rows: [batches, rows per batch], the plan's row numbers.
-        row_ends: [all rows], where padding begins.
         tokens: where the tokens lie.
+        padded: rows, counted from 0, that have no label at some place.
+        padded_ends: where padding begins in these.
         silent: places over all rows x T whose label is of another document, or counted already.
         silent_starts: [batches + 1], where those of each batch begin.
         continued: rows, counted from 0, that begin with labels which an earlier row counts.
@@ -85,8 +115,9 @@ class Layout:
     """
 
     rows: Integers
-    row_ends: Integers
     tokens: TokenLayout
+    padded: Integers
+    padded_ends: Integers
     silent: Integers
     silent_starts: list[int]
     continued: Integers
@@ -96,13 +127,16 @@ class Layout:
 
 
 class Gatherer:
-    """Fills buffers with rows of one plan."""
+    """Fills buffers with rows of one plan. Threads may share it, each with a buffer of its own: they copy tokens at the
+    same time, and do all else in turn. Numpy lets go of Python's lock in every other call, and threads that are between
+    such calls at the same time spend more on handing it over than on the calls."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._copier = TokenCopier(plan.store, row_tokens=plan.seq_len + 1)
         self._loss_runs = LossRuns.of(plan.store, plan.documents)
         self._places = np.arange(plan.seq_len)
+        self._working = threading.Lock()
 
     def new_buffer(self, *, num_batches: int, batch_rows: int, allocate: Allocate = np.empty) -> StretchBuffer:
         """A buffer for stretches of up to `num_batches`.
@@ -130,72 +164,109 @@ class Gatherer:
 
     def lay_out(self, rows: Integers) -> Layout:
         """Works out what stands where in some batches, [batches, rows per batch]."""
-        flat = rows.reshape(-1)
-        spans = self._plan.spans(flat)
-        everything = np.arange(len(flat))
-        loss = [] if self._loss_runs is None else [(self._loss_runs, everything, spans)]
-        return self._laid_out(rows, spans, self._plan.stretches(flat, spans), loss)
+        with self._working:
+            return self._laid_out(rows)
 
-    def _laid_out(self, rows: Integers, spans: Spans, stretches: Stretches, loss: list[LossOfRows]) -> Layout:
+    def _laid_out(self, rows: Integers) -> Layout:
         plan, width, (num_batches, batch_rows) = self._plan, self._plan.seq_len, rows.shape
-        row_ends = spans.row_ends()
+        segment, offset = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
+        row_ends = np.full(rows.size, width + 1)
+        divided: list[tuple[Integers, ...]] = []
+        broken: list[tuple[Integers, ...]] = []
+        loss: list[LossOfRows] = []
+        for source in self._sources(rows.reshape(-1)):
+            whole = source.plan.whole(source.rows)
+            segment[source.places] = whole.segment + source.first_segment * (whole.segment >= 0)
+            offset[source.places] = whole.offset
+            # Most rows have no border, and nothing that spans would tell.
+            needs_all = source.loss_runs is not None or source.plan.context > 0
+            own = np.arange(len(source.rows)) if needs_all else np.flatnonzero(~whole.is_undivided)
+            pieces, spans = np.flatnonzero(whole.segment < 0), None
+            if len(own):
+                places, spans = source.spans(own)
+                row_ends[places] = spans.row_ends()
+                divided.append((places[spans.row], spans.place, spans.first))
+                if source.loss_runs is not None:
+                    loss.append((source.loss_runs, places, spans))
+            if len(pieces):
+                broken.append(source.stretches(pieces, spans if len(pieces) == len(own) else None))
+        row, place, first = _by_row(divided, num_columns=3)
         # The label before a span is its first token: another document's or, where `first` is above 0, counted already.
-        crossed = spans.place > 0 if plan.boundaries else (spans.place > 0) & (spans.first > 0)
-        silent = (spans.row * width + spans.place - 1)[crossed]
-        borders = self._borders(spans, row_ends)
-        first_places = np.arange(num_batches + 1) * (batch_rows * width)
-        border_starts = np.searchsorted(borders, first_places)
+        crossed = place > 0 if plan.boundaries else (place > 0) & (first > 0)
+        silent = (row * width + place - 1)[crossed]
+        borders, border_starts = self._borders(row, place, row_ends, batch_rows=batch_rows)
+        padded = np.flatnonzero(row_ends <= width)
         return Layout(
             rows=rows,
-            row_ends=row_ends,
-            tokens=self._copier.lay_out(stretches, row_ends, batch_rows=batch_rows),
+            tokens=self._copier.lay_out(segment, offset, Stretches(*_by_row(broken, num_columns=5)), row_ends),
+            padded=padded,
+            padded_ends=row_ends[padded],
             silent=silent,
-            silent_starts=np.searchsorted(silent, first_places).tolist(),
-            continued=spans.row[spans.first > 0] if plan.context else np.empty(0, np.int64),
+            silent_starts=np.searchsorted(silent, np.arange(num_batches + 1) * (batch_rows * width)).tolist(),
+            continued=row[first > 0] if plan.context else np.empty(0, np.int64),
             loss=loss,
-            borders=(borders - np.repeat(first_places[:-1], np.diff(border_starts))).astype(np.int32),
-            border_starts=border_starts.tolist(),
+            borders=borders,
+            border_starts=border_starts,
         )
 
-    def _borders(self, spans: Spans, row_ends: Integers) -> Integers:
-        """Where documents begin; padding counts as one, and so does a row where borders are off."""
-        width = self._plan.seq_len
+    def _sources(self, rows: Integers) -> list[Source]:
+        """Whose rows these are."""
+        everything = np.arange(len(rows))
+        return [Source(plan=self._plan, places=everything, rows=rows, first_segment=0, loss_runs=self._loss_runs)]
+
+    def _borders(
+        self, row: Integers, place: Integers, row_ends: Integers, *, batch_rows: int
+    ) -> tuple[npt.NDArray[np.int32], list[int]]:
+        """Where documents begin, counted from each batch's begin, and where the borders of each batch begin. Padding
+        counts as a document, and so does a row where borders are off."""
+        width, num_rows = self._plan.seq_len, len(row_ends)
+        row_starts = np.resize(np.arange(0, batch_rows * width, width, dtype=np.int32), num_rows)
+        first_rows = np.arange(0, num_rows + 1, batch_rows)
         if not self._plan.boundaries:
-            return np.arange(len(row_ends)) * width
-        borders: Integers = (spans.row * width + spans.place)[spans.place < width]
+            return row_starts, first_rows.tolist()
+        is_inner = (place > 0) & (place < width)
+        inner_row, inner_place = row[is_inner], place[is_inner]
         padded = np.flatnonzero(row_ends < width)
-        return np.sort(np.concatenate([borders, padded * width + row_ends[padded]])) if len(padded) else borders
+        if len(padded):
+            inner = np.sort(np.concatenate([inner_row * width + inner_place, padded * width + row_ends[padded]]))
+            inner_row, inner_place = np.divmod(inner, width)
+        # A row's own border comes first, then those inside it: each behind all rows up to its own, and those before it.
+        borders = np.empty(num_rows + len(inner_row), np.int32)
+        is_row_start = np.ones(len(borders), np.bool_)
+        inner_at = np.arange(1, len(inner_row) + 1) + inner_row
+        is_row_start[inner_at] = False
+        borders[is_row_start] = row_starts
+        borders[inner_at] = inner_row % batch_rows * width + inner_place
+        return borders, (first_rows + np.searchsorted(inner_row, first_rows)).tolist()
 
     def fill_from(self, layout: Layout, first: int, last: int, buffer: StretchBuffer) -> None:
         """Makes the batches first .. last of a layout the first ones of the buffer."""
-        used, width = slice(0, last - first), self._plan.seq_len
-        self._fill_tokens(layout, first, last, buffer)
-        self._mark_labels(layout, first, last, buffer.loss_mask[used].reshape(-1, width))
-        batch_places = layout.rows.shape[1] * width
-        for cu_seqlens, batch in zip(buffer.cu_seqlens[used], range(first, last), strict=True):
-            begin, end = layout.border_starts[batch : batch + 2]
-            cu_seqlens[: end - begin] = layout.borders[begin:end]
-            cu_seqlens[end - begin :] = batch_places
+        used, width, batch_rows = slice(0, last - first), self._plan.seq_len, layout.rows.shape[1]
+        with self._working:
+            self._mark_labels(layout, first, last, buffer.loss_mask[used].reshape(-1, width))
+            cu_seqlens, starts = buffer.cu_seqlens[used], layout.border_starts[first : last + 1]
+            cu_seqlens.fill(batch_rows * width)
+            for own, (begin, end) in zip(cu_seqlens, itertools.pairwise(starts), strict=True):
+                own[: end - begin] = layout.borders[begin:end]
+        self._fill_tokens(layout, first * batch_rows, last * batch_rows, buffer)
 
-    def _fill_tokens(self, layout: Layout, first: int, last: int, buffer: StretchBuffer) -> None:
-        shape = (last - first, layout.rows.shape[1], self._plan.seq_len + 1)
-        if buffer.is_plain and layout.tokens.views is not None:
+    def _fill_tokens(self, layout: Layout, first_row: int, last_row: int, buffer: StretchBuffer) -> None:
+        shape = buffer.loss_mask.shape[1], self._plan.seq_len + 1
+        if buffer.is_plain:
             buffer.tokens = buffer.tokens[:0].copy()  # given back, before as much is taken
-            buffer.tokens = self._copier.gathered(layout.tokens, first, last).reshape(shape)
+            buffer.tokens = self._copier.gathered(layout.tokens, first_row, last_row).reshape(-1, *shape)
             return
-        if len(buffer.tokens) < len(buffer.loss_mask):
-            buffer.tokens = np.empty((len(buffer.loss_mask), *shape[1:]), buffer.tokens.dtype)
-        self._copier.fill(layout.tokens, first, last, buffer.tokens[: shape[0]].reshape(-1, shape[2]))
+        out = buffer.tokens.reshape(-1, shape[1])[: last_row - first_row]
+        self._copier.fill(layout.tokens, first_row, last_row, out)
 
     def _mark_labels(self, layout: Layout, first: int, last: int, mask: npt.NDArray[np.bool_]) -> None:
         """Which labels count: those of the same document that no earlier row has counted."""
         plan, width, batch_rows = self._plan, self._plan.seq_len, layout.rows.shape[1]
         first_row, last_row = first * batch_rows, last * batch_rows
         mask.fill(True)
-        if plan.waste_tokens:
-            row_ends = layout.row_ends[first_row:last_row]
-            padded = np.flatnonzero(row_ends <= width)
-            mask[padded] = self._places < row_ends[padded, None] - 1
+        if len(layout.padded):
+            begin, end = np.searchsorted(layout.padded, [first_row, last_row]).tolist()
+            mask[layout.padded[begin:end] - first_row] = self._places < layout.padded_ends[begin:end, None] - 1
         silent = layout.silent[layout.silent_starts[first] : layout.silent_starts[last]]
         mask.reshape(-1)[silent - first_row * width] = False
         if plan.context:
@@ -208,3 +279,12 @@ class Gatherer:
                 carrying = mask[own]
                 runs.apply(spans.of_rows(begin, end), carrying)
                 mask[own] = carrying
+
+
+def _by_row(parts: Sequence[tuple[Integers, ...]], *, num_columns: int) -> Sequence[Integers]:
+    """Columns of several sources, the first of which is the row, as those of one: row after row."""
+    if len(parts) <= 1:
+        return parts[0] if parts else [np.empty(0, np.int64)] * num_columns
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    order = np.argsort(columns[0], kind="stable")
+    return [column[order] for column in columns]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,13 @@ from penstock.errors import ConfigError, ResumeError, nearest_first
 from penstock.hashing import digest_of, strong_hash
 from penstock.load.copying import TokenCopier
 from penstock.load.filling import Filler
-from penstock.load.gather import Batch, Gatherer, Layout, StretchBuffer
+from penstock.load.gather import Batch, Gatherer, Layout, Source, StretchBuffer
 from penstock.load.loader import Loader
 from penstock.load.loss import LossRuns
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
 from penstock.load.transforms import Transform
-from penstock.pack import Plan, Spans, Stretches
+from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
 from penstock.pack.stages import Schedule, Stage, is_weight, stages_from
 
@@ -59,50 +59,27 @@ class MixedGatherer(Gatherer):
     def __init__(self, mixture: Mixture) -> None:
         self._plan: Any = mixture  # has all that marking labels and borders asks of a plan
         self._places = np.arange(mixture.seq_len)
+        self._working = threading.Lock()
         stores = [plan.store for plan in mixture.plans]
         self._copier = TokenCopier(*stores, row_tokens=mixture.seq_len + 1)
         self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]
 
-    def lay_out(self, rows: Integers) -> Layout:
+    def _sources(self, rows: Integers) -> list[Source]:
         """See `Gatherer`."""
-        mixture, flat = self._plan, rows.reshape(-1)
-        parts: list[tuple[int, Integers, Spans]] = []
-        stretches: list[Stretches] = []
-        owner = np.searchsorted(mixture.first_rows, flat, side="right") - 1
-        for number, plan in enumerate(mixture.plans):
-            places = np.flatnonzero(owner == number)
-            if not len(places):
-                continue
-            own = flat[places] - mixture.first_rows[number]
-            spans = plan.spans(own)
-            found = plan.stretches(own, spans)
-            first_segment = self._copier.first_segments[number]
-            stretches.append(replace(found, row=places[found.row], segment=found.segment + first_segment))
-            parts.append((number, places, spans))
-        merged = parts[0][2] if len(parts) == 1 else _merged(parts, num_rows=len(flat))
-        loss = [(runs, places, spans) for number, places, spans in parts if (runs := self._runs[number]) is not None]
-        return self._laid_out(rows, merged, _side_by_side(stretches), loss)
-
-
-def _side_by_side(parts: Sequence[Stretches]) -> Stretches:
-    """The stretches of all sources, row after row."""
-    if len(parts) == 1:
-        return parts[0]
-    order = np.argsort(np.concatenate([part.row for part in parts]), kind="stable")
-    names = ("row", "place", "segment", "offset", "length")
-    return Stretches(*(np.concatenate([getattr(part, name) for part in parts])[order] for name in names))
-
-
-def _merged(parts: Sequence[tuple[int, Integers, Spans]], *, num_rows: int) -> Spans:
-    """The spans of all sources, row after row; documents are numbers in their own stores."""
-    row = np.concatenate([places[spans.row] for _, places, spans in parts])
-    order = np.argsort(row, kind="stable")
-    columns = [
-        np.concatenate([getattr(spans, name) for _, _, spans in parts])[order]
-        for name in ("place", "document", "first", "length")
-    ]
-    row = row[order]
-    return Spans(np.searchsorted(row, np.arange(num_rows + 1)), row, *columns)
+        mixture = self._plan
+        owner = np.searchsorted(mixture.first_rows, rows, side="right") - 1
+        places = [np.flatnonzero(owner == number) for number in range(len(mixture.plans))]
+        return [
+            Source(
+                plan=plan,
+                places=places[number],
+                rows=rows[places[number]] - mixture.first_rows[number],
+                first_segment=int(self._copier.first_segments[number]),
+                loss_runs=self._runs[number],
+            )
+            for number, plan in enumerate(mixture.plans)
+            if len(places[number])
+        ]
 
 
 class MixedFiller(Filler):

@@ -165,14 +165,9 @@ class TorchLoader(WrappedLoader):
         self._pinned = self._device.type == "cuda"
         self._copies = torch.cuda.Stream(self._device) if self._pinned else None  # type: ignore[no-untyped-call]
         self._copied: torch.cuda.Event | None = None
-        options = {"batch_rows": batch_rows, "allocate": self._allocate, **loader_options}
+        allocate = _pinned_empty if self._pinned else np.empty
+        options = {"batch_rows": batch_rows, "allocate": allocate, **loader_options}
         self._loader = MixedLoader(plan, **options) if isinstance(plan, Mixture) else Loader(plan, **options)
-
-    def _allocate(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        if not self._pinned:
-            return np.empty(shape, dtype)
-        array: npt.NDArray[Any] = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
-        return array
 
     def __next__(self) -> TorchBatch:
         if self._copies is None:
@@ -233,6 +228,11 @@ def on_device(batch: Batch, device: torch.device) -> TorchBatch:
 def num_border_places(num_documents: int, num_rows: int) -> int:
     """Places for the borders of so many documents: a power of two, and two for each row or more."""
     return 1 << (max(num_documents, 2 * num_rows) - 1).bit_length()
+
+
+def _pinned_empty(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = torch.empty(shape, dtype=_torch_dtype(dtype), pin_memory=True).numpy()
+    return array
 
 
 def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:

@@ -2,7 +2,7 @@
 
 from penstock.pack.concat import ConcatPlan, plan_concat
 from penstock.pack.making import POLICIES, checked_policy, make_plan, plan_of
-from penstock.pack.plan import Plan, Spans, Stretches
+from penstock.pack.plan import Plan, Spans, Stretches, WholeRows
 
 __all__ = [
     "POLICIES",
@@ -10,6 +10,7 @@ __all__ = [
     "Plan",
     "Spans",
     "Stretches",
+    "WholeRows",
     "checked_policy",
     "make_plan",
     "plan_concat",

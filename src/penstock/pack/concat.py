@@ -17,12 +17,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from penstock.errors import PlanError
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges, refuse_too_few
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["ConcatPlan", "plan_concat"]
+
+IS_UNDIVIDED, LIES_TOGETHER = 1, 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,10 +62,37 @@ class ConcatPlan(Plan):
         starts = np.searchsorted(row, np.arange(len(rows) + 1))
         return Spans(starts, row, place, self.documents[index], skipped, length)
 
-    def stretches(self, rows: Integers, spans: Spans) -> Stretches:
+    def stretches(self, rows: Integers, spans: Spans | None = None) -> Stretches:
         """See `Plan`. Documents that lie together are read together."""
         row, index, place, skipped, length = self._cut(rows, self.piece_starts, self.first_piece)
         return Stretches(row, place, self.piece_segments[index], self.piece_offsets[index] + skipped, length)
+
+    def whole(self, rows: Integers) -> WholeRows:
+        """See `Plan`."""
+        fact = self._row_facts[rows]
+        piece = fact >> 2
+        segment = np.where(fact & LIES_TOGETHER, self.piece_segments[piece], -1)
+        return WholeRows(
+            segment, self._piece_shifts[piece] + rows * self.seq_len, (fact & IS_UNDIVIDED).astype(np.bool_)
+        )
+
+    @cached_property
+    def _row_facts(self) -> npt.NDArray[np.int32] | Integers:
+        """[N], all that `whole` has to know of a row in one number, because a look at memory far away costs more than
+        all it does with it: the piece that it begins in, whether it ends there too, and in the document it began with.
+
+        A row ends where the next row begins: its last label is that one's first token. Behind the stream's end there is
+        no piece, and no document, that it could be in.
+        """
+        facts = self.first_piece[:-1] << 2
+        facts |= LIES_TOGETHER * (self.first_piece[1:] == self.first_piece[:-1])
+        facts |= IS_UNDIVIDED * (self.first_document[1:] == self.first_document[:-1])
+        return facts.astype(np.int32) if len(self.piece_segments) < 2**29 else facts
+
+    @cached_property
+    def _piece_shifts(self) -> Integers:
+        """[P], from a position in the stream to one in the piece's segment."""
+        return self.piece_offsets - self.piece_starts[:-1]
 
     def _cut(
         self, rows: Integers, starts: Integers, first: Integers

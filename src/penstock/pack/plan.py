@@ -24,7 +24,7 @@ from penstock.errors import PlanError
 from penstock.hashing import digest_of
 from penstock.store import Store
 
-__all__ = ["Integers", "Plan", "Spans", "Stretches", "ranges", "refuse_too_few"]
+__all__ = ["Integers", "Plan", "Spans", "Stretches", "WholeRows", "ranges", "refuse_too_few"]
 
 Integers = npt.NDArray[np.int64]
 
@@ -73,6 +73,22 @@ class Stretches:
     segment: Integers
     offset: Integers
     length: Integers
+
+
+@dataclass(frozen=True, slots=True)
+class WholeRows:
+    """Which of some rows are a single stretch of a segment, and which have no border: most of them, where documents
+    are longer than rows, and told without their spans.
+
+    Attributes:
+        segment: [rows], of a row whose T + 1 tokens lie together; -1 for the others.
+        offset: [rows], the first of these tokens; of the others anything.
+        is_undivided: [rows], whether all T + 1 tokens are of one document.
+    """
+
+    segment: Integers
+    offset: Integers
+    is_undivided: npt.NDArray[np.bool_]
 
 
 def ranges(first: Integers, counts: Integers) -> tuple[Integers, Integers]:
@@ -155,8 +171,13 @@ class Plan(ABC):
         """What stands where in each of the rows."""
 
     @abstractmethod
-    def stretches(self, rows: Integers, spans: Spans) -> Stretches:
-        """The same rows as stretches of segments, in the order of `Spans`; `spans` are those of the rows."""
+    def stretches(self, rows: Integers, spans: Spans | None = None) -> Stretches:
+        """The same rows as stretches of segments, in the order of `Spans`; `spans` are those of the rows where they
+        are known already."""
+
+    @abstractmethod
+    def whole(self, rows: Integers) -> WholeRows:
+        """Which of the rows lie together; the same as `spans` and `stretches` say, at a fraction of their cost."""
 
     def describe(self) -> dict[str, Any]:
         """The figures that `penstock plan` prints."""

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from penstock.errors import PlanError
 from penstock.pack.best_fit import best_fit_decreasing
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, ranges, refuse_too_few
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["SpanArrays", "SpanPlan", "plan_spans", "span_arrays", "span_problem"]
@@ -87,12 +87,21 @@ class SpanPlan(Plan):
         document, first = (values[index].astype(np.int64) for values in (self.span_documents, self.span_firsts))
         return Spans(starts, row, place, document, first, length)
 
-    def stretches(self, rows: Integers, spans: Spans) -> Stretches:
+    def stretches(self, rows: Integers, spans: Spans | None = None) -> Stretches:
         """See `Plan`."""
+        spans = self.spans(rows) if spans is None else spans
         arrays = self.store.arrays
         segment = arrays["segment"][spans.document].astype(np.int64)
         offset = arrays["offset"][spans.document].astype(np.int64) + spans.first
         return Stretches(spans.row, spans.place, segment, offset, spans.length)
+
+    def whole(self, rows: Integers) -> WholeRows:
+        """See `Plan`. Such a row has one span; a document lies in one segment."""
+        span = self.row_spans[rows]
+        is_undivided = (self.row_spans[rows + 1] - span == 1) & (self.span_lengths[span] == self.seq_len + 1)
+        arrays, document = self.store.arrays, self.span_documents[span]
+        segment = np.where(is_undivided, arrays["segment"][document], np.int64(-1))
+        return WholeRows(segment, arrays["offset"][document].astype(np.int64) + self.span_firsts[span], is_undivided)
 
 
 def span_arrays(documents: Integers, lengths: Integers, *, seq_len: int, stride: int, share_rows: bool) -> SpanArrays:

@@ -253,14 +253,20 @@ class Store:
         """Says which documents will be read, in order; a remote store begins to fetch them. Here there is no need."""
 
     def unchecked(
-        self, segments: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
+        self,
+        segments: npt.NDArray[np.int64],
+        offsets: npt.NDArray[np.int64],
+        lengths: npt.NDArray[np.int64] | np.int64,
     ) -> npt.NDArray[np.bool_]:
-        """Which spans must still go through `read`, because a block of theirs may not have been checked yet."""
-        first = offsets * self.dtype.itemsize // BLOCK_BYTES
-        last = ((offsets + lengths) * self.dtype.itemsize - 1) // BLOCK_BYTES
+        """Which spans must still go through `read`, because a block of theirs may not have been checked yet. One length
+        will do for all."""
+        block_tokens = BLOCK_BYTES // self.dtype.itemsize
+        first, last = offsets // block_tokens, (offsets + (lengths - 1)) // block_tokens
         base = self._first_block[segments]
-        # Spans of three blocks and more are long enough that asking `read` each time costs nothing by comparison.
-        checked: npt.NDArray[np.bool_] = self._seen[base + first] & self._seen[base + last] & (last - first < 2)
+        checked: npt.NDArray[np.bool_] = self._seen[base + first] & self._seen[base + last]
+        if not isinstance(lengths, np.int64) or lengths > block_tokens:
+            # Spans of three blocks and more are long enough that asking `read` each time costs nothing by comparison.
+            checked &= last - first < 2
         return ~checked
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
