@@ -89,13 +89,13 @@ def test_any_tree_any_unit_size_each_file_once_in_order(
         write(root, path, b"x" * sizes[path])
     files = source(root, hidden=True, vendored=True)
     units, texts = read_all(files, unit_bytes)
-    assert [item.path for unit in units for item in unit.items] == entries_below(root) == sorted(paths)
+    assert [path for unit in units for path, _ in unit.items] == entries_below(root) == sorted(paths)
     assert [document.path for text in texts for document in text.documents] == sorted(paths)
     assert [document.key for text in texts for document in text.documents] == [b"src/" + path for path in sorted(paths)]
     # A unit ends with the file that fills it: never earlier, never later.
     for unit in units:
-        assert unit.input_bytes == sum(sizes[item.path] for item in unit.items)
-        assert unit.input_bytes - sizes[unit.items[-1].path] < unit_bytes
+        assert unit.input_bytes == sum(sizes[path] for path, _ in unit.items)
+        assert unit.input_bytes - sizes[unit.items[-1][0]] < unit_bytes
     assert all(unit.input_bytes >= unit_bytes for unit in units[:-1])
     assert list(files.units(unit_bytes)) == units
 
@@ -383,7 +383,7 @@ def test_what_changes_during_the_walk_is_counted_never_followed(tmp_path: Path):
         write(root, name)
     files = source(root)
     units = files.units(1)
-    assert [item.path for item in next(units).items] == [b"a"]
+    assert [path for path, _ in next(units).items] == [b"a"]
     (root / "b-gone").unlink()  # listed with "a", so it is found to be gone when it is read
     (root / "c-gone" / "x").unlink()
     (root / "c-gone").rmdir()
