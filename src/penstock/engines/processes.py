@@ -101,6 +101,7 @@ def run_units_in_processes(
     in_work: dict[int, Unit] = {}
     finished: dict[int, Result] = {}
     next_number, succeeded = 0, False
+    _give_back_freed_memory()
     try:
         for _ in range(workers):
             crew.append(_fork(_work, crew, read, encode, write))
@@ -339,6 +340,13 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
         raise error
 
     return raise_it
+
+
+def _give_back_freed_memory() -> None:
+    """Has the allocator return what is free before a fork: a child that uses such a page again would copy it first."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _keep_freed_memory() -> None:

@@ -35,6 +35,7 @@ DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 READ_BYTES = 2**16
 FILE_NAME_ENCODING, FILE_NAME_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+KEPT_OPEN_LEVELS = 8  # of folders above each other: descriptors are few on some systems, and trees may be deep
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 PACKED_FACTS = struct.Struct("<4q")
@@ -345,13 +346,17 @@ class _OpenFolder:
     """Opens files below a root without following a link at any level; keeps the folder of the last one open.
 
     A path given as a whole is only protected at its last name: a folder that became a link since the walk would lead
-    out of the source. Files come in order of path, so the folder rarely changes.
+    out of the source. Files come in order of path, so the next one is in the same folder or near by: the folders on the
+    way to it stay open, too, where the tree isn't too deep for that.
     """
 
     def __init__(self, root: bytes) -> None:
         self._root = root
         self._path: bytes | None = None
-        self._descriptor = -1
+        # The names on the way from the root to the folder, and the descriptors of the root and of these folders: of
+        # the first ones, each; below `KEPT_OPEN_LEVELS`, only of the last.
+        self._steps: list[bytes] = []
+        self._descriptors: list[int] = []
 
     def open_file(self, path: bytes) -> int:
         """A descriptor of the file at a relative path (empty: the root itself is the file)."""
@@ -359,22 +364,38 @@ class _OpenFolder:
             return os.open(self._root, FILE_FLAGS)
         folder, _, name = path.rpartition(b"/")
         if folder != self._path:
-            self.close()
-            self._descriptor = os.open(self._root, FOLDER_FLAGS)
-            for step in folder.split(b"/") if folder else ():
-                above = self._descriptor
-                try:
-                    self._descriptor = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=above)
-                finally:
-                    os.close(above)
-            self._path = folder
-        return os.open(name, FILE_FLAGS, dir_fd=self._descriptor)
+            self._enter(folder)
+        return os.open(name, FILE_FLAGS, dir_fd=self._descriptors[-1])
 
     def close(self) -> None:
-        """Closes the folder that is open."""
-        if self._path is not None:
-            os.close(self._descriptor)
+        """Closes all folders that are open."""
+        self._close_below(0)
+
+    def _enter(self, folder: bytes) -> None:
+        steps = folder.split(b"/") if folder else []
+        shared = 0
+        for ours, theirs in zip(steps, self._steps[:KEPT_OPEN_LEVELS], strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        self._close_below(shared + 1)
+        if not self._descriptors:
+            self._descriptors.append(os.open(self._root, FOLDER_FLAGS))
+        for step in steps[shared:]:
+            below = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self._descriptors[-1])
+            if len(self._descriptors) > KEPT_OPEN_LEVELS + 1:
+                os.close(self._descriptors.pop())
+            self._descriptors.append(below)
+            self._steps.append(step)
+        self._path = folder
+
+    def _close_below(self, level: int) -> None:
+        """Closes the folders from this level on, of which the root is the first."""
         self._path = None
+        for descriptor in self._descriptors[level:]:
+            os.close(descriptor)
+        del self._descriptors[level:]
+        del self._steps[max(level - 1, 0) :]
 
 
 class _UnitBuilder:

@@ -440,15 +440,15 @@ class _Job:
     def _walk_anew(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
         """The units of a source of which nothing is remembered.
 
-        From the third on they are walked in a process beside: the tokenizer is loaded meanwhile, and then the workers
-        have all cores.
+        If the first is full, there will be others: these are walked in a process beside, while the tokenizer is loaded,
+        and when the workers begin they have all cores.
         """
         units = source.units(self._options.unit_bytes)
-        begun = list(itertools.islice(units, 2))
+        first = list(itertools.islice(units, 1))
         with contextlib.ExitStack() as stack:
-            if self._in_processes and len(begun) > 1:
+            if self._in_processes and any(unit.input_bytes >= self._options.unit_bytes for unit in first):
                 units = stack.enter_context(drawn_beside(units))
-            for unit in itertools.chain(begun, units):
+            for unit in itertools.chain(first, units):
                 memory.saw_files(unit)
                 yield unit
 
@@ -484,13 +484,14 @@ class _Job:
     def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, _Counts]]:
         """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
         workers = self._options.workers
-        first = list(itertools.islice(units, 2))
+        first = list(itertools.islice(units, 1))
         if not first:
             return iter(())  # nobody to start for nothing
+        _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it; the walk goes on beside
         self._known.load()
+        first += itertools.islice(units, 1)
         units = itertools.chain(first, units)
         if self._in_processes and len(first) > 1:  # to fork for one unit takes longer than it helps
-            _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
             return run_units_in_processes(
                 units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
             )
