@@ -22,8 +22,8 @@ from penstock.tokenize.engines import Encoded
 
 __all__ = ["Room", "Rooms", "content_hash", "encode_documents"]
 
-# Each call costs 0.3 ms besides the encoding: 1 MiB a call takes a tenth longer in all. Where the allocator keeps what is
-# freed, as in worker processes, 8 MiB are no faster; where it doesn't, a call's ids are faulted in page by page.
+# Each call costs 0.3 ms besides the encoding, so that 1 MiB a call takes a tenth longer; 8 MiB are no faster. So it is
+# where the allocator keeps what is freed, as in worker processes; elsewhere the ids of each call are fresh pages.
 ENCODE_BATCH_BYTES = 2**22
 
 
