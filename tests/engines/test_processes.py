@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -14,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from penstock.engines import can_fork, run_side_by_side, run_units_in_processes
+from penstock.engines import can_fork, drawn_beside, run_side_by_side, run_units_in_processes, settled_objects
 from penstock.errors import InputError, WorkerDiedError
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes are forked on Linux only")
@@ -190,3 +191,78 @@ def test_no_fork_beside_a_thread():
     finally:
         release.set()
         thread.join()
+
+
+@pytest.mark.parametrize("count", [0, 1, 500])
+def test_items_drawn_beside_are_the_same_in_order_and_from_another_process(count: int):
+    with drawn_beside((number, os.getpid(), b"x" * 4096) for number in range(count)) as items:
+        drawn = list(items)
+    assert [number for number, *_ in drawn] == list(range(count))
+    assert os.getpid() not in {pid for _, pid, _ in drawn}
+
+
+def test_drawing_beside_goes_on_while_nobody_takes(tmp_path: Path):
+    """Far more than a pipe holds, so that whoever waits for the reader would never come to the end."""
+
+    def items() -> Iterator[bytes]:
+        for _ in range(64):
+            yield b"x" * 2**16
+        (tmp_path / "end").touch()
+
+    with drawn_beside(items()) as drawn:
+        deadline = time.monotonic() + 30
+        while not (tmp_path / "end").exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / "end").exists()
+        assert sum(map(len, drawn)) == 2**22
+
+
+def test_a_walk_that_began_here_goes_on_beside():
+    numbers = iter(range(5))
+    begun = next(numbers)
+    with drawn_beside(numbers) as rest:
+        assert [begun, *rest] == list(range(5))
+
+
+def test_an_error_of_what_is_drawn_beside_is_raised_after_what_came_before_it():
+    def items() -> Iterator[int]:
+        yield 1
+        raise InputError("the folder vanished", hint="look for it")
+
+    with drawn_beside(items()) as drawn:
+        assert next(drawn) == 1
+        with pytest.raises(InputError, match="vanished"):
+            next(drawn)
+
+
+def test_an_item_that_cannot_travel_is_an_error_and_not_missing():
+    with drawn_beside([1, lambda: None, 3]) as drawn:
+        assert next(drawn) == 1
+        with pytest.raises(RuntimeError, match="lambda"):
+            next(drawn)
+
+
+def test_who_draws_beside_and_is_killed_is_told():
+    def items() -> Iterator[int]:
+        yield 1
+        time.sleep(0.2)  # until that is sent
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with drawn_beside(items()) as drawn, pytest.raises(WorkerDiedError, match="killed by signal 9"):
+        list(drawn)
+
+
+def test_leaving_early_stops_the_drawing():
+    def items() -> Iterator[int]:
+        yield 1
+        time.sleep(3600)
+
+    with drawn_beside(items()) as drawn:
+        assert next(drawn) == 1
+
+
+def test_settled_objects_are_collected_again_afterwards():
+    before = gc.get_freeze_count()
+    with settled_objects():
+        assert gc.get_freeze_count() > before
+    assert gc.get_freeze_count() == 0

@@ -89,13 +89,13 @@ def test_any_tree_any_unit_size_each_file_once_in_order(
         write(root, path, b"x" * sizes[path])
     files = source(root, hidden=True, vendored=True)
     units, texts = read_all(files, unit_bytes)
-    assert [item.path for unit in units for item in unit.items] == entries_below(root) == sorted(paths)
+    assert [path for unit in units for path, _ in unit.items] == entries_below(root) == sorted(paths)
     assert [document.path for text in texts for document in text.documents] == sorted(paths)
     assert [document.key for text in texts for document in text.documents] == [b"src/" + path for path in sorted(paths)]
     # A unit ends with the file that fills it: never earlier, never later.
     for unit in units:
-        assert unit.input_bytes == sum(sizes[item.path] for item in unit.items)
-        assert unit.input_bytes - sizes[unit.items[-1].path] < unit_bytes
+        assert unit.input_bytes == sum(sizes[path] for path, _ in unit.items)
+        assert unit.input_bytes - sizes[unit.items[-1][0]] < unit_bytes
     assert all(unit.input_bytes >= unit_bytes for unit in units[:-1])
     assert list(files.units(unit_bytes)) == units
 
@@ -383,7 +383,7 @@ def test_what_changes_during_the_walk_is_counted_never_followed(tmp_path: Path):
         write(root, name)
     files = source(root)
     units = files.units(1)
-    assert [item.path for item in next(units).items] == [b"a"]
+    assert [path for path, _ in next(units).items] == [b"a"]
     (root / "b-gone").unlink()  # listed with "a", so it is found to be gone when it is read
     (root / "c-gone" / "x").unlink()
     (root / "c-gone").rmdir()
@@ -404,6 +404,39 @@ def test_a_file_that_is_longer_than_its_size_says_is_read_to_its_end():
     files = FilesSource(name="version", root="/proc/version")
     contents, skipped = outcome(files)
     assert (contents, skipped) == ({b"": Path("/proc/version").read_bytes()}, {})
+
+
+def test_folders_of_any_depth_are_read_with_few_descriptors(tmp_path: Path):
+    """Far deeper than folders are kept open, siblings at every level, so that the way is gone up and down again."""
+    names = [b"/".join([b"d%d" % level for level in range(depth)] + [b"f%d" % depth]) for depth in range(40)]
+    names += [b"/".join([b"d%d" % level for level in range(depth)] + [b"z", b"file"]) for depth in range(40)]
+    for name in names:
+        write(tmp_path, name, name)
+    before = set(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else None
+    most = 0
+
+    def wanted(key: bytes) -> bool:
+        nonlocal most
+        most = max(most, len(os.listdir("/proc/self/fd")) if before is not None else 0)
+        return True
+
+    (unit,) = source(tmp_path).units(1 << 20)
+    text = source(tmp_path).read(unit, wanted=wanted)
+    assert {document.path: document.parts[0].data for document in text.documents} == {name: name for name in names}
+    assert text.skips.counts == {}
+    if before is not None:
+        assert set(os.listdir("/proc/self/fd")) == before
+        assert most - len(before) <= 10
+
+
+def test_a_folder_that_cannot_be_entered_does_not_lead_the_next_one_astray(tmp_path: Path):
+    for name in (b"a/b/c/1", b"a/b/d/2", b"a/e/3", b"f/4"):
+        write(tmp_path, name, name)
+    (unit,) = source(tmp_path).units(1 << 20)
+    (tmp_path / "a" / "b" / "d").rename(tmp_path / "gone")
+    text = source(tmp_path).read(unit)
+    assert [document.parts[0].data for document in text.documents] == [b"a/b/c/1", b"a/e/3", b"f/4"]
+    assert text.skips.counts == {"unreadable": 1}
 
 
 def test_only_wanted_documents_are_read(tmp_path: Path):

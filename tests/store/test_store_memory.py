@@ -34,7 +34,7 @@ class Watched(FilesSource):
         self.paths: list[str] = []
 
     def read(self, unit: Unit, **more: object) -> UnitText:
-        self.paths += [os.fsdecode(item.path) for item in unit.items]
+        self.paths += [os.fsdecode(path) for path, _ in unit.items]
         return super().read(unit, **more)  # type: ignore[arg-type]
 
 

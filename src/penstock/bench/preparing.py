@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,41 +14,11 @@ from penstock import fs
 from penstock.bench.corpus import corpus_documents, corpus_sources, evenly_sampled
 from penstock.errors import DamagedStoreError
 from penstock.hardware import peak_memory_bytes
-from penstock.sources import Source, Unit, UnitText
 from penstock.sources.hygiene import CleaningOptions
 from penstock.store import PrepareOptions, open_store, prepare, verify
 from penstock.tokenize import load_tokenizer
 
 __all__ = ["map_with_datasets", "prepare_store", "tokenize_with_datatrove"]
-
-
-class _TimedSource:
-    """A source that adds up what walking takes."""
-
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self.name = source.name
-        self.location = source.location
-        self.walk_seconds = 0.0
-
-    def options(self) -> dict[str, Any]:
-        return self._source.options()
-
-    def units(self, unit_bytes: int) -> Iterator[Unit]:
-        units = self._source.units(unit_bytes)
-        while True:
-            started = time.perf_counter()
-            unit = next(units, None)
-            self.walk_seconds += time.perf_counter() - started
-            if unit is None:
-                return
-            yield unit
-
-    def read(self, unit: Unit, *, wanted: Callable[[bytes], bool] | None = None) -> UnitText:
-        return self._source.read(unit, wanted=wanted)
-
-    def close(self) -> None:
-        self._source.close()
 
 
 def prepare_store(
@@ -68,7 +38,7 @@ def prepare_store(
     """
     import awkward  # type: ignore[import-untyped]  # noqa: F401  gigatoken imports it at its first batch
 
-    sources = [_TimedSource(source) for source in corpus_sources(inputs)]
+    sources = corpus_sources(inputs)
     started = time.perf_counter()
     opened = load_tokenizer(tokenizer)
     tokenizer_seconds = time.perf_counter() - started
@@ -87,7 +57,6 @@ def prepare_store(
     )
     ended = time.perf_counter()
     peak_memory = peak_memory_bytes(children=workers if "process" in result.workers else 0)
-    walk_seconds = sum(source.walk_seconds for source in sources)
     with open_store(out) as store:
         document_bytes = pyarrow.compute.sum(store.provenance()["text_bytes"]).as_py()
     tokens = sum(entry.tokens for entry in result.manifest.segments)
@@ -106,7 +75,6 @@ def prepare_store(
             "self-check, walk, read, encode, write": units_done - started - tokenizer_seconds,
             "index, commit": ended - units_done,
         },
-        "walk_seconds_beside_the_work": walk_seconds,
         "workers": result.workers,
         "document_bytes": document_bytes,
         "documents": result.manifest.num_documents,

@@ -2,8 +2,9 @@
 
 Threads share one GIL, and what Python does for each document (open, hash, note down) adds up: 16 KB files cap at about
 300 MB/s however many cores there are. A worker process reads and encodes a unit in one thread, without contention, and
-writes the one before in another, so that waiting for the disk stops nobody. The parent draws units (walking the input
-beside the work), hands them out and yields results in order. Only a number, the unit and a small result cross a pipe.
+writes the one before in another, so that waiting for the disk stops nobody. The parent draws units, hands them out and
+yields results in order; a long walk can be drawn in yet another process. Only a number, the unit and a small result
+cross a pipe.
 
 A worker dies with its parent, whatever kills that. A worker that is killed (out of memory, say) ends the run with an
 error that says so; what it had finished is on the disk. Memory per worker: the unit being encoded and the one being
@@ -12,6 +13,7 @@ written.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import multiprocessing
@@ -30,7 +32,7 @@ from typing import Any, Generic, TypeVar
 
 from penstock.errors import WorkerDiedError
 
-__all__ = ["can_fork", "die_with", "run_side_by_side", "run_units_in_processes"]
+__all__ = ["can_fork", "die_with", "drawn_beside", "run_side_by_side", "run_units_in_processes", "settled_objects"]
 
 Unit = TypeVar("Unit")
 Text = TypeVar("Text")
@@ -45,12 +47,29 @@ _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = -1, -3, -2
 _KEPT_BYTES = 2**30
 
+_NO_MORE = -1  # instead of a number: everything was sent
+_Message = tuple[int, Any, BaseException | None, str]
+"""Number, result, and if there is an error instead, that and its trace."""
+
 _Connection = Any  # multiprocessing's connections are generic in some versions of Python only
 
 
 def can_fork() -> bool:
     """Whether worker processes can be forked here safely: Linux, and no thread that might hold a lock meanwhile."""
     return sys.platform == "linux" and threading.active_count() == 1
+
+
+@contextlib.contextmanager
+def settled_objects() -> Iterator[None]:
+    """Takes what is there now for permanent while processes are forked and work.
+
+    To look for garbage among it writes to every page of it, and each of these the children share: 50 ms, 6,000 pages.
+    """
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @dataclass
@@ -83,9 +102,10 @@ def run_units_in_processes(
     in_work: dict[int, Unit] = {}
     finished: dict[int, Result] = {}
     next_number, succeeded = 0, False
+    _give_back_freed_memory()
     try:
         for _ in range(workers):
-            crew.append(_fork_worker(crew, read, encode, write))
+            crew.append(_fork(_work, crew, read, encode, write))
         while True:
             for worker in crew:
                 while worker.is_free and (numbered := supply.take()):
@@ -116,7 +136,7 @@ def run_side_by_side(units: Sequence[Unit], work: Callable[[Unit], Result]) -> l
     succeeded = False
     try:
         for number, unit in enumerate(units[1:]):
-            crew.append(_fork_worker(crew, work, _second, _second))
+            crew.append(_fork(_work, crew, work, _second, _second))
             _hand_out(crew[-1], number, unit)
         results = [work(unit) for unit in units[:1]]
         results += [_receive(worker)[1] for worker in crew]
@@ -124,6 +144,27 @@ def run_side_by_side(units: Sequence[Unit], work: Callable[[Unit], Result]) -> l
         return results
     finally:
         _dismiss(crew, kill=not succeeded)
+
+
+@contextlib.contextmanager
+def drawn_beside(items: Iterable[Unit]) -> Iterator[Iterator[Unit]]:
+    """The same items, drawn in a process forked for it while this one does something else.
+
+    It draws on whether or not anybody takes them, and keeps what isn't taken yet. Items are pickled. An error of theirs
+    is raised where it would have been; the end of the block ends the process.
+    """
+    drawer = _fork(_draw, [], items)
+
+    def received() -> Iterator[Unit]:
+        number, item = _receive(drawer)
+        while number != _NO_MORE:
+            yield item
+            number, item = _receive(drawer)
+
+    try:
+        yield received()
+    finally:
+        _dismiss([drawer], kill=True)  # nobody wants what it may still have
 
 
 def _second(_: Any, result: Result) -> Result:
@@ -200,17 +241,17 @@ def _dismiss(crew: list[_Worker], *, kill: bool) -> None:
         worker.process.close()
 
 
-def _fork_worker(crew: list[_Worker], *functions: Callable[..., Any]) -> _Worker:
+def _fork(life: Callable[..., None], crew: list[_Worker], *arguments: Any) -> _Worker:
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
     not_for_the_child = [ours, *(worker.connection for worker in crew)]
     process = context.Process(
-        target=_work, args=(theirs, not_for_the_child, os.getpid(), *functions), name="penstock-worker", daemon=True
+        target=life, args=(theirs, not_for_the_child, os.getpid(), *arguments), name="penstock-worker", daemon=True
     )
     with warnings.catch_warnings():
         # Python warns of native threads too; those of Arrow and BLAS idle, and mind forks.
         warnings.simplefilter("ignore", DeprecationWarning)
-        # A signal between the fork and the first line of `_work` would meet the parent's handlers in the child.
+        # A signal between the fork and the first line of `life` would meet the parent's handlers in the child.
         held_back = signal.pthread_sigmask(signal.SIG_BLOCK, _PARENTS_SIGNALS)
         try:
             process.start()
@@ -229,29 +270,19 @@ def _work(
     write: Callable[[Any, Any], Any],
 ) -> None:
     """The life of a worker process."""
-    # Ctrl-C, and a batch system's end, reach the whole group. The parent decides what they mean; we end with it.
-    for number in _PARENTS_SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
-    die_with(parent)
+    _begin(not_ours, parent)
     _keep_freed_memory()
-    gc.disable()  # documents are no cycles, and looking for some in thousands of them costs a twentieth
-    for other in not_ours:  # a pipe ends only when nobody holds its other end
-        other.close()
     room_for_writing = threading.Semaphore(1)
 
     def report(number: int, make: Callable[[], Any]) -> None:
-        message: tuple[int, Any, BaseException | None, str]
+        message: _Message
         try:
             message = (number, make(), None, "")
         except BaseException as error:  # noqa: BLE001  the parent raises it
             message = (number, None, error, traceback.format_exc())
         finally:
             room_for_writing.release()
-        try:
-            connection.send(message)
-        except Exception as error:  # noqa: BLE001  an exception that can't travel; it may say so in any way
-            connection.send((number, None, RuntimeError(f"{message[2]!r} ({error})"), message[3]))
+        _send(connection, message)
 
     def attempt(unit: Any) -> Callable[[], Any]:
         try:
@@ -272,11 +303,51 @@ def _work(
             del make  # or the unit's tokens would live until the next one is encoded
 
 
+def _draw(connection: _Connection, not_ours: list[_Connection], parent: int, items: Iterable[Any]) -> None:
+    """The life of a process that draws items. A thread sends them, so that a full pipe doesn't stop the drawing."""
+    _begin(not_ours, parent)
+    last: _Message = (_NO_MORE, None, None, "")
+    with ThreadPoolExecutor(1, "penstock-send") as sender:
+        try:
+            for number, item in enumerate(items):
+                sender.submit(_send, connection, (number, item, None, ""))
+        except BaseException as error:  # noqa: BLE001  the parent raises it
+            last = (_NO_MORE, None, error, traceback.format_exc())
+        sender.submit(_send, connection, last)
+
+
+def _begin(not_ours: list[_Connection], parent: int) -> None:
+    """What a forked process does first."""
+    # Ctrl-C, and a batch system's end, reach the whole group. The parent decides what they mean; we end with it.
+    for number in _PARENTS_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _PARENTS_SIGNALS)
+    die_with(parent)
+    gc.disable()  # documents are no cycles, and looking for some in thousands of them costs a twentieth
+    for other in not_ours:  # a pipe ends only when nobody holds its other end
+        other.close()
+
+
+def _send(connection: _Connection, message: _Message) -> None:
+    try:
+        connection.send(message)
+    except Exception as error:  # noqa: BLE001  something that can't travel; it may say so in any way
+        number, result, failure, trace = message
+        connection.send((number, None, RuntimeError(f"{failure or result!r} ({error})"), trace))
+
+
 def _raiser(error: BaseException) -> Callable[[], Any]:
     def raise_it() -> Any:
         raise error
 
     return raise_it
+
+
+def _give_back_freed_memory() -> None:
+    """Has the allocator return what is free before a fork: a child that uses such a page again would copy it first."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def _keep_freed_memory() -> None:

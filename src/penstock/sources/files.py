@@ -20,7 +20,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 from penstock import fs
 from penstock.hashing import strong_hash
@@ -28,13 +28,14 @@ from penstock.sources.document import Document, Part, SkipTally
 from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
 from penstock.sources.source import Unit, UnitText
 
-__all__ = ["PACKED_FACTS", "FileEntry", "FileItem", "FileMemory", "FileOptions", "FilesSource", "Stretch"]
+__all__ = ["PACKED_FACTS", "FileEntry", "FileItem", "FileOptions", "FilesSource", "Stretch"]
 
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
 READ_BYTES = 2**16
 FILE_NAME_ENCODING, FILE_NAME_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+KEPT_OPEN_LEVELS = 8  # of folders above each other: descriptors are few on some systems, and trees may be deep
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 PACKED_FACTS = struct.Struct("<4q")
@@ -42,6 +43,8 @@ PACKED_FACTS = struct.Struct("<4q")
 
 FileEntry = tuple[bytes, bytes | None, str | None]
 """Relative path, of a folder with a slash behind it; of a file, its packed facts or the reason to leave it out."""
+FileItem = tuple[bytes, int]
+"""One file of a unit: relative path and the size at walk time. Thousands cross a pipe: a bare tuple takes a seventh."""
 _PATH = operator.itemgetter(0)
 DOT = ord(".")
 
@@ -55,20 +58,6 @@ class FileOptions:
     max_file_bytes: int = DEFAULT_MAX_FILE_BYTES
     hidden: bool = False
     vendored: bool = False
-
-
-class FileItem(NamedTuple):
-    """One file of a unit: relative path and the size at walk time. A tuple, because thousands cross a pipe."""
-
-    path: bytes
-    size: int
-
-
-class FileMemory(Protocol):
-    """Who wants to know of the files of a walk."""
-
-    def saw(self, path: bytes, facts: bytes) -> None:
-        """Called for each file that is taken, with its packed facts, in order of path."""
 
 
 @dataclass(kw_only=True)
@@ -109,9 +98,6 @@ def _after(folder: bytes) -> bytes:
 class FilesSource:
     """The files below a folder, or one file.
 
-    Attributes:
-        memory: told of each file that `units` takes; None: nobody is.
-
     Args:
         name: first part of the documents' keys.
         root: folder or file.
@@ -127,7 +113,6 @@ class FilesSource:
         self._options = options or FileOptions()
         self._outside = outside
         self._key_prefix = name.encode() + b"/"
-        self.memory: FileMemory | None = None
         self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
         self._has_rules = bool(self._options.include or self._options.exclude)
 
@@ -152,8 +137,7 @@ class FilesSource:
 
     def units(self, unit_bytes: int) -> Iterator[Unit]:
         """Runs of files of at least `unit_bytes` together, the last one perhaps less."""
-        entries = self._walk(Stretch())
-        return self.units_of(entries if self.memory is None else _told(entries, self.memory), unit_bytes)
+        return self.units_of(self._walk(Stretch()), unit_bytes)
 
     def changes(self, stretch: Stretch) -> list[FileEntry]:
         """Everything in a stretch of the walk that isn't recognised, in order of path."""
@@ -358,25 +342,21 @@ def _packed(facts: os.stat_result) -> bytes:
     return PACKED_FACTS.pack(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
 
 
-def _told(entries: Iterable[FileEntry], memory: FileMemory) -> Iterator[FileEntry]:
-    """The same entries, with the memory told of each file."""
-    for entry in entries:
-        if entry[1] is not None:
-            memory.saw(entry[0], entry[1])
-        yield entry
-
-
 class _OpenFolder:
     """Opens files below a root without following a link at any level; keeps the folder of the last one open.
 
     A path given as a whole is only protected at its last name: a folder that became a link since the walk would lead
-    out of the source. Files come in order of path, so the folder rarely changes.
+    out of the source. Files come in order of path, so the next one is in the same folder or near by: the folders on the
+    way to it stay open, too, where the tree isn't too deep for that.
     """
 
     def __init__(self, root: bytes) -> None:
         self._root = root
         self._path: bytes | None = None
-        self._descriptor = -1
+        # The names on the way from the root to the folder, and the descriptors of the root and of these folders: of
+        # the first ones, each; below `KEPT_OPEN_LEVELS`, only of the last.
+        self._steps: list[bytes] = []
+        self._descriptors: list[int] = []
 
     def open_file(self, path: bytes) -> int:
         """A descriptor of the file at a relative path (empty: the root itself is the file)."""
@@ -384,22 +364,38 @@ class _OpenFolder:
             return os.open(self._root, FILE_FLAGS)
         folder, _, name = path.rpartition(b"/")
         if folder != self._path:
-            self.close()
-            self._descriptor = os.open(self._root, FOLDER_FLAGS)
-            for step in folder.split(b"/") if folder else ():
-                above = self._descriptor
-                try:
-                    self._descriptor = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=above)
-                finally:
-                    os.close(above)
-            self._path = folder
-        return os.open(name, FILE_FLAGS, dir_fd=self._descriptor)
+            self._enter(folder)
+        return os.open(name, FILE_FLAGS, dir_fd=self._descriptors[-1])
 
     def close(self) -> None:
-        """Closes the folder that is open."""
-        if self._path is not None:
-            os.close(self._descriptor)
+        """Closes all folders that are open."""
+        self._close_below(0)
+
+    def _enter(self, folder: bytes) -> None:
+        steps = folder.split(b"/") if folder else []
+        shared = 0
+        for ours, theirs in zip(steps, self._steps[:KEPT_OPEN_LEVELS], strict=False):
+            if ours != theirs:
+                break
+            shared += 1
+        self._close_below(shared + 1)
+        if not self._descriptors:
+            self._descriptors.append(os.open(self._root, FOLDER_FLAGS))
+        for step in steps[shared:]:
+            below = os.open(step, FOLDER_FLAGS | os.O_NOFOLLOW, dir_fd=self._descriptors[-1])
+            if len(self._descriptors) > KEPT_OPEN_LEVELS + 1:
+                os.close(self._descriptors.pop())
+            self._descriptors.append(below)
+            self._steps.append(step)
+        self._path = folder
+
+    def _close_below(self, level: int) -> None:
+        """Closes the folders from this level on, of which the root is the first."""
         self._path = None
+        for descriptor in self._descriptors[level:]:
+            os.close(descriptor)
+        del self._descriptors[level:]
+        del self._steps[max(level - 1, 0) :]
 
 
 class _UnitBuilder:
@@ -412,22 +408,24 @@ class _UnitBuilder:
         self.input_bytes = 0
         self._newest_change_ns = 0
         self._facts: list[bytes] = []
+        self._entries: list[bytes] = []
         self._numbers: list[int] = []
 
     def add(self, path: bytes, facts: bytes) -> None:
         """Adds a file with the facts that tell whether it changed."""
         numbers = PACKED_FACTS.unpack(facts)
         size, modified_ns, changed_ns, _ = numbers
-        self.items.append(FileItem(path, size))
+        self.items.append((path, size))
         self.input_bytes += size
         self._newest_change_ns = max(self._newest_change_ns, modified_ns, changed_ns)
-        self._facts.append(path)
+        self._facts.append(facts)
+        self._entries.append(path)
         self._numbers += numbers
 
     def skip(self, reason: str, path: bytes, key: bytes) -> None:
         """Counts an entry left out; the counts are part of what a finished unit stood for."""
         self.skips.add(reason, key)
-        self._facts.append(path + b"\0" + reason.encode())  # no path holds a NUL: never mistaken for a file taken
+        self._entries.append(path + b"\0" + reason.encode())  # no path holds a NUL: never mistaken for a file taken
 
     def finish(self) -> Unit:
         """The finished unit."""
@@ -438,9 +436,11 @@ class _UnitBuilder:
             skips=self.skips,
             fingerprint=self._fingerprint(),
             newest_change_ns=self._newest_change_ns,
+            facts=b"".join(self._facts),
         )
 
     def _fingerprint(self) -> str:
         """Paths and facts in order, lengths included, so that no two lists run together."""
-        parts = [repr(self._numbers).encode(), repr([len(path) for path in self._facts]).encode(), *self._facts]
+        lengths = [len(entry) for entry in self._entries]
+        parts = [repr(self._numbers).encode(), repr(lengths).encode(), *self._entries]
         return strong_hash(b"\0".join(parts)).hex()

@@ -30,6 +30,7 @@ class Unit:
         skips: what the source left out while it walked this stretch, unread.
         fingerprint: changes when the input of this unit may have changed.
         newest_change_ns: when the youngest input file last changed, by its own time stamps.
+        facts: of a unit of files, what tells whether each of them changed, packed and joined; else empty.
     """
 
     source: str
@@ -38,6 +39,7 @@ class Unit:
     skips: SkipTally = field(default_factory=SkipTally)
     fingerprint: str
     newest_change_ns: int
+    facts: bytes = b""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -363,7 +363,7 @@ def _counts(
 def _redacted(provenance: pa.Table, kept: npt.NDArray[np.bool_]) -> dict[str, Any]:
     """How many secrets were taken out of the kept documents, by kind; each document's facts say it."""
     marked = pa.compute.match_substring(provenance["facts"], '"secrets":{').combine_chunks()
-    numbers = [n for n in np.flatnonzero(marked.to_numpy(zero_copy_only=False)).tolist() if kept[n]]
+    numbers = [n for n in numbers_of(pa.compute.indices_nonzero(marked)).tolist() if kept[n]]
     kinds: dict[str, int] = {}
     documents = 0
     for facts in provenance["facts"].take(arrow_array(numbers, pa.int64())).to_pylist():

@@ -112,17 +112,17 @@ class SourceMemory:
             known=dict(zip(keys, numbers, strict=True)),
         )
 
-    def saw(self, path: bytes, facts: bytes) -> None:
-        """Notes a file that isn't recognised; called in order of path."""
-        self._seen_paths.append(path)
-        self._seen_facts.append(facts)
+    def saw_files(self, unit: Unit) -> None:
+        """Notes the files of a unit, none of which is recognised; called in order of path."""
+        self._seen_paths += [path for path, _ in unit.items]
+        self._seen_facts.append(unit.facts)
 
     def saw_stretch(self, recognised: npt.NDArray[np.int64], changes: Sequence[FileEntry]) -> None:
         """Notes a part of the walk: the numbers of the files recognised, and the rest of what was found."""
         self._is_recognised[recognised] = True
-        for path, facts, _ in changes:
-            if facts is not None:
-                self.saw(path, facts)
+        files = [(path, facts) for path, facts, _ in changes if facts is not None]
+        self._seen_paths += [path for path, _ in files]
+        self._seen_facts += [facts for _, facts in files]
 
     def recognises_unit(self, unit: Unit) -> bool:
         """Whether this unit is one that was read for the latest version."""
@@ -239,7 +239,7 @@ class SourceMemory:
         if not self._are_documents(paths, codes == code[DOCUMENT], keys):
             return None  # rows are found by counting; where that doesn't hold, nothing may be remembered
         facts[facts[:, 1:3].max(axis=1) > started_ns - RACY_NANOSECONDS] = NEVER
-        return pa.table(
+        return _table(
             {
                 "path": paths,
                 "facts": pa.Array.from_buffers(
@@ -258,8 +258,8 @@ class SourceMemory:
             return False
         if len(paths) == 1 and not paths[0].as_py():  # the source is one file
             return list(keys.to_pylist()) == [self._key(b"")] * len(keys)
-        prefix = pa.scalar(self._key_prefix, pa.binary())
-        found = pyarrow.compute.binary_join_element_wise(prefix, paths.take(rows), pa.scalar(b"", pa.binary()))
+        prefix, nothing = arrow_array([self._key_prefix, b""], pa.binary())  # `pa.scalar` imports pandas, too
+        found = pyarrow.compute.binary_join_element_wise(prefix, paths.take(rows), nothing)
         same: bool = pyarrow.compute.all(pyarrow.compute.equal(found, keys.combine_chunks())).as_py()
         return same
 
@@ -275,7 +275,7 @@ class SourceMemory:
             if unit_keys is None:
                 unit_keys = [next(old_keys) for _ in range(len(self._units[fingerprint][0]))]
             lists.append([positions[key] for key in unit_keys if key in positions])
-        return pa.table(
+        return _table(
             {
                 "fingerprint": arrow_array([fingerprint for fingerprint, _, _ in self._seen_units], pa.string()),
                 "rows": _lists(lists),
@@ -284,6 +284,11 @@ class SourceMemory:
                 ),
             }
         )
+
+
+def _table(columns: dict[str, pa.Array]) -> pa.Table:
+    """`pa.table`, which imports pandas where that is installed, to ask whether the columns are a pandas object."""
+    return pa.Table.from_arrays(list(columns.values()), names=list(columns))
 
 
 def _rows_of(store: Store | None, name: str) -> _Numbers:

@@ -16,7 +16,7 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import fs
-from penstock.engines import can_fork, run_side_by_side, run_units, run_units_in_processes
+from penstock.engines import (
+    can_fork,
+    drawn_beside,
+    run_side_by_side,
+    run_units,
+    run_units_in_processes,
+    settled_objects,
+)
 from penstock.errors import InputError, NotAStoreError, StoreError, TokenizerError
 from penstock.hashing import canonical_json, checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import (
@@ -64,10 +71,10 @@ from penstock.store.reader import Store, list_versions, open_store
 from penstock.store.space import Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, group_hash, splits_of_sources
 from penstock.store.writer import (
-    DOCUMENT_SCHEMA,
     EncodedUnit,
     UnitRecord,
     arrow_array,
+    no_documents,
     read_unit_record,
     write_unit,
 )
@@ -261,7 +268,8 @@ class _Job:
         fs.remove_leftovers(self._out)
         self._tell_what_differs()
         started_ns = time.time_ns()
-        records = list(self._records(on_progress))
+        with settled_objects() if self._in_processes else contextlib.nullcontext():
+            records = list(self._records(on_progress))
         if self._is_unchanged(records):
             manifest, committed = self._previous.manifest, False  # type: ignore[union-attr]
             self._documents_reused = manifest.num_documents
@@ -285,9 +293,6 @@ class _Job:
 
     def close(self) -> None:
         """Gives back the previous version's maps."""
-        for source in self._sources.values():
-            if isinstance(source, FilesSource):
-                source.memory = None
         if self._previous is not None:
             self._previous.close()
 
@@ -324,7 +329,7 @@ class _Job:
         """What inputs that didn't change contribute, source by source."""
         for memory in self._memories.values():
             numbers = memory.recognised_rows
-            documents = DOCUMENT_SCHEMA.empty_table()
+            documents = no_documents()
             if len(numbers) and self._previous is not None:
                 documents = document_rows(self._previous, numbers)
                 self._documents_reused += len(numbers)
@@ -364,7 +369,7 @@ class _Job:
         sizes = {"walked": 0, "done": 0}
         guard, walk_is_over = SpaceGuard(self._out), False
 
-        def unfinished() -> Iterator[Unit]:
+        def unfinished() -> Generator[Unit]:
             nonlocal walk_is_over
             for unit in self._walk():
                 done = self._done_in_walk.pop(unit.fingerprint, None)
@@ -388,20 +393,21 @@ class _Job:
             return record
 
         number = 0
-        for unit, counts in self._run(unfinished()):
-            while walked[number] is not unit:
-                yield progress(walked[number], finished[number])
+        with contextlib.closing(unfinished()) as units:
+            for unit, counts in self._run(units):
+                while walked[number] is not unit:
+                    yield progress(walked[number], finished[number])
+                    number += 1
+                record = self._record(unit)
+                guard.done(
+                    input_bytes=unit.input_bytes,
+                    written_bytes=sum(entry.bytes for entry in record.segments),
+                    documents=record.documents.num_rows,
+                    left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
+                )
+                yield progress(unit, record)
+                self._count(counts)
                 number += 1
-            record = self._record(unit)
-            guard.done(
-                input_bytes=unit.input_bytes,
-                written_bytes=sum(entry.bytes for entry in record.segments),
-                documents=record.documents.num_rows,
-                left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
-            )
-            yield progress(unit, record)
-            self._count(counts)
-            number += 1
         for rest in range(number, len(walked)):
             yield progress(walked[rest], finished[rest])
 
@@ -429,8 +435,22 @@ class _Job:
             elif memory.num_files:
                 yield from self._walk_again(source, memory)
             else:
-                source.memory = memory
-                yield from source.units(self._options.unit_bytes)
+                yield from self._walk_anew(source, memory)
+
+    def _walk_anew(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
+        """The units of a source of which nothing is remembered.
+
+        If the first is full, there will be others: these are walked in a process beside, while the tokenizer is loaded,
+        and when the workers begin they have all cores.
+        """
+        units = source.units(self._options.unit_bytes)
+        first = list(itertools.islice(units, 1))
+        with contextlib.ExitStack() as stack:
+            if self._in_processes and any(unit.input_bytes >= self._options.unit_bytes for unit in first):
+                units = stack.enter_context(drawn_beside(units))
+            for unit in itertools.chain(first, units):
+                memory.saw_files(unit)
+                yield unit
 
     def _walk_again(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
         """The units of files that changed. Where many are remembered, the walk is shared among processes.
@@ -464,13 +484,14 @@ class _Job:
     def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, _Counts]]:
         """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
         workers = self._options.workers
-        first = list(itertools.islice(units, 2))
+        first = list(itertools.islice(units, 1))
         if not first:
             return iter(())  # nobody to start for nothing
+        _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it; the walk goes on beside
         self._known.load()
+        first += itertools.islice(units, 1)
         units = itertools.chain(first, units)
         if self._in_processes and len(first) > 1:  # to fork for one unit takes longer than it helps
-            _ = self._tokenizer.engine  # chosen and checked once, before the workers inherit it
             return run_units_in_processes(
                 units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
             )
@@ -569,7 +590,7 @@ class _Job:
     def _finished(self, unit: Unit) -> UnitRecord | None:
         """The unit's record, if an earlier run finished it, its input is surely the same and its segments are there."""
         if not unit.items:  # there is nothing to read
-            return UnitRecord(documents=DOCUMENT_SCHEMA.empty_table(), segments=[], skips=unit.skips)
+            return UnitRecord(documents=no_documents(), segments=[], skips=unit.skips)
         record = read_unit_record(self._record_path(unit))
         if record is None or record.started_ns - RACY_NANOSECONDS <= unit.newest_change_ns:
             return None

@@ -33,6 +33,7 @@ __all__ = [
     "arrow_array",
     "decode_table",
     "encode_table",
+    "no_documents",
     "read_unit_record",
     "write_segment",
     "write_unit",
@@ -112,6 +113,11 @@ def write_unit(store: Path, record_path: Path, unit: EncodedUnit) -> UnitRecord:
     )
     fs.write_atomic(record_path, _encode_record(record))
     return record
+
+
+def no_documents() -> pa.Table:
+    """A table of no documents. `Schema.empty_table` imports pandas where that is installed (see `arrow_array`)."""
+    return pa.Table.from_batches([], DOCUMENT_SCHEMA)
 
 
 def arrow_array(values: Sequence[Any] | npt.NDArray[Any], kind: pa.DataType) -> pa.Array:
