@@ -342,8 +342,9 @@ class _Work:
     def __init__(self, filler: _Batches, buffers: list[StretchBuffer], position: int) -> None:
         self.free: queue.SimpleQueue[StretchBuffer | None] = queue.SimpleQueue()
         self.ready: list[queue.SimpleQueue[_Filled]] = [queue.SimpleQueue() for _ in buffers]
-        for buffer in buffers:
-            self.free.put(buffer)
+        # The first batch comes sooner if no thread beside it wants the segments opened and Python's lock.
+        self.free.put(buffers[0])
+        self._later = buffers[1:]
         self._filler = filler
         self._ahead = _Stretches(filler, position, len(buffers[0].loss_mask))
         self._taking = threading.Lock()
@@ -358,4 +359,7 @@ class _Work:
                 self._number += 1
             batches, failure = self._filler.fill(stretch, buffer)
             self.ready[number % len(self.ready)].put(_Filled(batches, failure, buffer))
+            if number == 0:
+                for other in self._later:
+                    self.free.put(other)
         self.free.put(None)  # the next thread ends too
