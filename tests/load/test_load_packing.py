@@ -149,8 +149,8 @@ def test_rows_come_out_the_same_however_they_are_copied(
             np.testing.assert_array_equal(getattr(by_slices, array), getattr(otherwise, array))
 
 
-def test_a_row_that_would_end_after_its_segment_is_refused(sample: Samples) -> None:
-    """Behind a map is memory of anybody's; nobody but the copier looks."""
+def test_a_row_that_would_leave_its_segment_is_refused(sample: Samples) -> None:
+    """Before and behind a map is memory of anybody's; nobody but the copier looks."""
     store = sample("letters").store
     copier = copying.TokenCopier(store, row_tokens=9)
     nothing = Stretches(*[np.empty(0, np.int64)] * 5)
@@ -158,8 +158,9 @@ def test_a_row_that_would_end_after_its_segment_is_refused(sample: Samples) -> N
     rows = np.zeros(copying.FEW_STRETCHES, np.int64)
     good = copier.gathered(copier.lay_out(rows, rows + tokens - 9, nothing, rows + 9), 0, len(rows))
     assert (good == store.read(0, tokens - 9, 9)).all()
-    with pytest.raises(IndexError, match="ends after its segment"):
-        copier.lay_out(rows, rows + tokens - 8, nothing, rows + 9)
+    for first in (tokens - 8, -1):
+        with pytest.raises(IndexError, match="begins before its segment or ends after it"):
+            copier.lay_out(rows, rows + first, nothing, rows + 9)
 
 
 @pytest.mark.parametrize("most_broken", [0.99, -1])

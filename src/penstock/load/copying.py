@@ -194,8 +194,8 @@ class TokenCopier:
 
     def _whole(self, segment: Integers, offset: Integers) -> WholeLayout:
         # Nobody else looks at bounds: between two maps lies memory of anybody's, or none.
-        if (offset + self._row_tokens > self._segment_tokens[segment]).any():
-            raise IndexError("a row ends after its segment")
+        if (offset < 0).any() or (offset + self._row_tokens > self._segment_tokens[segment]).any():
+            raise IndexError("a row begins before its segment or ends after it")
         return WholeLayout(
             segment=segment,
             offset=offset,
@@ -206,8 +206,9 @@ class TokenCopier:
     def _pieces(self, stretches: Stretches, row_ends: Integers, rows: Integers, *, few: int) -> StretchLayout:
         """Rows made of stretches; fewer than `few` of these are copied one by one, to where `rows` says."""
         # Arrow itself looks at no bounds.
-        if (stretches.offset + stretches.length > self._segment_tokens[stretches.segment]).any():
-            raise IndexError("a stretch ends after its segment")
+        ends = stretches.offset + stretches.length
+        if (stretches.offset < 0).any() or (ends > self._segment_tokens[stretches.segment]).any():
+            raise IndexError("a stretch begins before its segment or ends after it")
         starts = np.searchsorted(stretches.row, np.arange(len(rows) + 1))
         copies: Slices | Views
         if len(stretches.row) < few or self._is_long:
