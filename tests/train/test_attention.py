@@ -156,11 +156,13 @@ def test_other_documents_need_no_other_compilation() -> None:
     assert counter.frame_count == 1
 
 
-def test_kernels_are_offered_where_they_work() -> None:
+@pytest.mark.parametrize("has_cudnn", [True, False])
+def test_kernels_are_offered_where_they_work(has_cudnn: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention.cudnn_attention, "is_available", lambda: has_cudnn)
     gpu, cpu = torch.device("cuda"), torch.device("cpu")
     assert usable_kernels(cpu, dtype=torch.float32, document_boundaries=True) == ("sdpa",)
     with_borders = usable_kernels(gpu, dtype=torch.bfloat16, document_boundaries=True)
-    assert set(with_borders) == set(KERNELS) - {"flash"}
+    assert set(with_borders) == set(KERNELS) - {"flash"} - ({"cudnn-varlen"} if not has_cudnn else set())
     assert set(usable_kernels(gpu, dtype=torch.float32, document_boundaries=True)) == {"sdpa", "efficient", "flex"}
     assert "flash" in usable_kernels(gpu, dtype=torch.bfloat16, document_boundaries=False)
     for kernel in with_borders:
@@ -168,3 +170,10 @@ def test_kernels_are_offered_where_they_work() -> None:
     for kernel, device in (("flash", gpu), ("flex", cpu), ("flesh", gpu)):
         with pytest.raises(ConfigError, match=kernel):
             check_kernel(kernel, device, dtype=torch.bfloat16, document_boundaries=True)
+
+
+def test_a_kernel_whose_package_is_missing_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention.cudnn_attention, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="cudnn-varlen") as refused:
+        check_kernel("cudnn-varlen", torch.device("cuda"), dtype=torch.bfloat16, document_boundaries=True)
+    assert "pip install nvidia-cudnn-frontend" in str(refused.value.hint)
