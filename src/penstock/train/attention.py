@@ -75,7 +75,8 @@ def usable_kernels(device: torch.device, *, dtype: torch.dtype, document_boundar
         return ("sdpa",)
     is_half = dtype in (torch.bfloat16, torch.float16)
     of_half = ("cudnn",) if document_boundaries else ("flash", "cudnn")
-    by_borders = {"varlen": _varlen_attention is not None, "cudnn-varlen": cudnn_attention.is_available()}
+    # The faster one first: trials take time, and may have it for one kernel only.
+    by_borders = {"cudnn-varlen": cudnn_attention.is_available(), "varlen": _varlen_attention is not None}
     with_documents = ("flex", *(name for name, is_here in by_borders.items() if is_half and is_here))
     return ("sdpa", *(of_half if is_half else ()), "efficient", *(with_documents if document_boundaries else ()))
 

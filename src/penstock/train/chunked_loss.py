@@ -20,6 +20,7 @@ from torch import Tensor
 
 from penstock.load.torch import IGNORED_LABEL
 from penstock.train import fused_cross_entropy
+from penstock.train.kernel_support import has_triton
 from penstock.train.tuning.memory import chunk_logits_bytes
 
 __all__ = ["CrossEntropySum", "chunk_tokens", "chunked_cross_entropy_sum", "cross_entropy_sum"]
@@ -112,7 +113,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _overwrites(device: torch.device) -> bool:
-    return device.type == "cuda" and fused_cross_entropy.is_available()
+    return device.type == "cuda" and has_triton()
 
 
 def _with_gradient(of_logits: CrossEntropySum, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,27 +10,16 @@ Written in Triton, which comes with PyTorch for GPUs.
 
 from __future__ import annotations
 
-import importlib.util
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from penstock.train.tuning.profiles import COMPILER_CAPABILITY
-
-__all__ = ["is_available", "overwrite_with_gradient"]
+__all__ = ["overwrite_with_gradient"]
 
 BLOCK_COLUMNS = 4096
 NUM_WARPS = 4
-
-
-@cache
-def is_available() -> bool:
-    """Whether this PyTorch has Triton, and a GPU that Triton compiles for."""
-    if importlib.util.find_spec("triton") is None or not torch.cuda.is_available():
-        return False
-    return torch.cuda.get_device_capability() >= COMPILER_CAPABILITY
 
 
 def overwrite_with_gradient(logits: Tensor, labels: Tensor, *, ignored_label: int) -> Tensor:

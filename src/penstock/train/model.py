@@ -17,32 +17,18 @@ from dataclasses import asdict
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from penstock.train.attention import KERNELS, AttentionMask, attended, attention_mask
+from penstock.train.gating import gated
 from penstock.train.language_model import LanguageModel
+from penstock.train.norms import RMSNorm
 from penstock.train.projections import rotated_heads
 from penstock.train.shape import ModelShape
 
 __all__ = ["Decoder", "build_model", "flops_per_token", "num_parameters"]
 
 INITIAL_STANDARD_DEVIATION = 0.02
-
-
-class RMSNorm(nn.Module):
-    """Scales each vector to root mean square 1, then by a learned weight; in float32 whatever the input is."""
-
-    def __init__(self, size: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size))
-        self.eps = eps
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """[..., D] -> [..., D]."""
-        wide = hidden.float()
-        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return self.weight * normal.to(hidden.dtype)
 
 
 class Attention(nn.Module):
@@ -78,12 +64,16 @@ class FeedForward(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """[B, T, D] -> [B, T, D]."""
-        output: Tensor = self.down_proj(F.silu(self.gate_proj(hidden)) * self.up_proj(hidden))
+        output: Tensor = self.down_proj(gated(hidden, self.gate_proj, self.up_proj))
         return output
 
 
 class Block(nn.Module):
-    """One layer: attention and feed-forward, each normed before and added after."""
+    """One layer: attention and feed-forward, each normed before and added after.
+
+    What the feed-forward adds is left to the next layer to add, which norms the sum anyway: in compiled code that is
+    one pass over the stream instead of two.
+    """
 
     def __init__(self, shape: ModelShape) -> None:
         super().__init__()
@@ -92,11 +82,13 @@ class Block(nn.Module):
         self.input_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
         self.post_attention_layernorm = RMSNorm(shape.hidden_size, shape.norm_eps)
 
-    def forward(self, hidden: Tensor, cosine: Tensor, sine: Tensor, mask: AttentionMask) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
-        hidden = hidden + self.self_attn(self.input_layernorm(hidden), cosine, sine, mask)
-        output: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return output
+    def forward(
+        self, stream: Tensor, added: Tensor, cosine: Tensor, sine: Tensor, mask: AttentionMask
+    ) -> tuple[Tensor, Tensor]:
+        """The stream [B, T, D] and what is still to be added to it -> the same after this layer."""
+        stream, normed = self.input_layernorm.beside(stream + added)
+        stream, normed = self.post_attention_layernorm.beside(stream + self.self_attn(normed, cosine, sine, mask))
+        return stream, self.mlp(normed)
 
 
 class Body(nn.Module):
@@ -113,15 +105,16 @@ class Body(nn.Module):
 
     def forward(self, inputs: Tensor, document_ids: Tensor | None, borders: Tensor | None = None) -> Tensor:
         """Ids [B, T] -> hidden [B, T, D]."""
-        hidden = self.embed_tokens(inputs)
-        if torch.is_autocast_enabled(hidden.device.type):
+        added = self.embed_tokens(inputs)
+        if torch.is_autocast_enabled(added.device.type):
             # The stream between the layers in the run's precision, too: half the bytes to move, 2 % of a step.
-            hidden = hidden.to(torch.get_autocast_dtype(hidden.device.type))
-        cosine, sine = _rotations(inputs.shape[1], self.head_size, self.rope_theta, hidden.device)
+            added = added.to(torch.get_autocast_dtype(added.device.type))
+        stream = torch.zeros_like(added)
+        cosine, sine = _rotations(inputs.shape[1], self.head_size, self.rope_theta, added.device)
         mask = attention_mask(self.attention_kernel, document_ids, borders)
         for layer in self.layers:
-            hidden = layer(hidden, cosine, sine, mask)
-        output: Tensor = self.norm(hidden)
+            stream, added = layer(stream, added, cosine, sine, mask)
+        output: Tensor = self.norm(stream + added)
         return output
 
 

@@ -5,7 +5,8 @@ parameters keep the names they have in transformers. Only weights in safetensors
 run, and nothing is downloaded unless `network` allows it.
 
 Packed rows: positions are counted from the begin of each document, and transformers builds the mask that keeps
-attention inside from that (`find_packed_sequence_indices`), also for sliding windows. Not every architecture does: a
+attention inside from that (`find_packed_sequence_indices`), also for sliding windows; or attention takes the documents
+by their borders (pretrained_attention.py). Not every architecture does: a
 recurrent one has no mask. So a model is asked, with a few tokens, whether a document feels its neighbour, before it is
 trained; in the same way it is asked whether its head is one matrix product.
 
@@ -31,8 +32,9 @@ from penstock.hashing import digest_of, strong_hash
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.folders import TOKENIZER_FILES, folder_json, holds_tokenizer
 from penstock.tokenize.hub import is_hub_id
-from penstock.train.attention import SDPA_BACKENDS
+from penstock.train.attention import BORDER_KERNELS, SDPA_BACKENDS, document_borders
 from penstock.train.language_model import LanguageModel
+from penstock.train.pretrained_attention import BORDERS_ARGUMENT, can_take_borders, register, transformers_name
 from penstock.train.quiet_imports import quiet_import
 from penstock.train.shape import ModelShape
 
@@ -81,24 +83,29 @@ class PretrainedModel(LanguageModel):
         self._kernel = "sdpa"
         has_choice = bool(getattr(causal, "_supports_sdpa", False))
         flex = ("flex",) if getattr(causal, "_supports_flex_attn", False) else ()
-        self.attention_kernels = ("sdpa", *(SDPA_BACKENDS if has_choice else ()), *flex)
+        by_borders = BORDER_KERNELS if can_take_borders(causal) else ()
+        self.attention_kernels = ("sdpa", *(SDPA_BACKENDS if has_choice else ()), *flex, *by_borders)
         self._head_is_one_product = _head_is_one_product(self)
 
     def forward(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """Ids [B, T], document ids [B, T] or None for no borders -> logits [B, T, vocabulary]."""
         with self._backend():
-            logits: Tensor = self.causal(
-                input_ids=inputs, position_ids=_positions(inputs, document_ids), use_cache=False
-            ).logits
+            logits: Tensor = self.causal(**self._arguments(inputs, document_ids, borders)).logits
         return logits
 
     def hidden(self, inputs: Tensor, document_ids: Tensor | None = None, borders: Tensor | None = None) -> Tensor:
         """The same up to the head -> [B, T, D]."""
         with self._backend():
-            output: Tensor = self.causal.base_model(
-                input_ids=inputs, position_ids=_positions(inputs, document_ids), use_cache=False
-            ).last_hidden_state
+            output: Tensor = self.causal.base_model(**self._arguments(inputs, document_ids, borders)).last_hidden_state
         return output
+
+    def _arguments(self, inputs: Tensor, document_ids: Tensor | None, borders: Tensor | None) -> dict[str, Any]:
+        """What transformers' forward is given; borders where the kernel takes documents by them, and else by nothing
+        but the positions."""
+        given = {"input_ids": inputs, "position_ids": _positions(inputs, document_ids), "use_cache": False}
+        if self._kernel in BORDER_KERNELS and document_ids is not None:
+            given[BORDERS_ARGUMENT] = document_borders(document_ids) if borders is None else borders
+        return given
 
     @property
     def head_weight(self) -> Tensor | None:
@@ -175,7 +182,9 @@ class PretrainedModel(LanguageModel):
         if kernel not in self.attention_kernels:
             raise ValueError(f"attention kernel {kernel!r} is none of {', '.join(self.attention_kernels)}")
         if len(self.attention_kernels) > 1:
-            self.causal.set_attn_implementation("flex_attention" if kernel == "flex" else "sdpa")
+            if kernel in BORDER_KERNELS:
+                register()
+            self.causal.set_attn_implementation(transformers_name(kernel))
         self._kernel = kernel
 
     def keep_wrapper(self, wrapper: Any) -> None:

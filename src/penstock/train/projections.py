@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.train import fused_cross_entropy
+from penstock.train.kernel_support import has_triton
 
 __all__ = ["joined_heads", "rotated", "rotated_heads"]
 
@@ -75,7 +75,7 @@ class _Heads(torch.autograd.Function):
 @torch.library.custom_op("penstock::gradient_side_by_side", mutates_args=())
 def gradient_side_by_side(query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Gradients [B, heads, T, head] of turned query, turned key and value -> that of the product [B, T, sizes]."""
-    if query.device.type == "cuda" and fused_cross_entropy.is_available():
+    if query.device.type == "cuda" and has_triton():
         return turned_back_side_by_side(query, key, value, cosine, sine)
     # Turned by the angle, backward by its negative: the sine's other half.
     back = sine.roll(sine.shape[-1] // 2, dims=-1)

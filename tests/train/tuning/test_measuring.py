@@ -95,9 +95,22 @@ def test_the_fastest_attention_kernel_is_taken_if_it_gains_enough() -> None:
     fast = Machine(flex=1.5, cudnn=0.0).search().measured(START)
     assert fast is not None
     assert (fast.attention, fast.gains["attention"]) == ("flex", pytest.approx(0.5))
-    hardly = Machine(flex=1.02).search().measured(START)
+    hardly = Machine(flex=1.005).search().measured(START)
     assert hardly is not None
     assert hardly.attention == "sdpa"
+    # It costs nothing to keep, so a gain will do that wouldn't for more rows.
+    a_little = Machine(flex=1.02).search().measured(START)
+    assert a_little is not None
+    assert a_little.attention == "flex"
+
+
+def test_a_slow_compiler_leaves_time_for_another_kernel_but_not_for_more_rows() -> None:
+    machine = Machine(flex=1.5, trial_seconds=40.0)
+    found = machine.search(attention_kernels=("sdpa", "flex", "cudnn")).measured(START)
+    assert found is not None
+    assert [one.attention for one in machine.tried] == ["sdpa", "flex"]
+    assert (found.attention, found.micro_batch_rows) == ("flex", 8)
+    assert "no time left for cudnn" in found.notes["attention"]
 
 
 def test_what_is_set_is_not_tried() -> None:

@@ -23,6 +23,8 @@ from penstock.train.tuning.trials import Trial
 __all__ = ["Measured", "Search"]
 
 LEAST_GAIN = 0.03
+# Another kernel costs nothing but the trial, so any gain that isn't noise will do.
+LEAST_GAIN_OF_ATTENTION = 0.01
 USUAL_TRIAL_SECONDS = 6.0
 COMPILE_TRIAL_SECONDS = 25.0
 # What compiling may gain at best: a run in which even this doesn't pay back needs no trial of it.
@@ -138,17 +140,19 @@ class Search:
         return None
 
     def _best_attention(self, start: Trial) -> tuple[Trial, str]:
-        tried = [start]
+        tried, no_time_for = [start], []
         for kernel in self.attention_kernels:
             if kernel != start.choices.attention:
                 trial = self._tried(replace(start.choices, attention=kernel))
                 tried += [trial] if trial and not trial.failure and not self._is_past_memory(trial) else []
+                no_time_for += [kernel] if trial is None else []
         best = max(tried, key=lambda trial: trial.tokens_per_second)
-        if not _is_worth_it(best, start):
+        if not _is_worth_it(best, start, least_gain=LEAST_GAIN_OF_ATTENTION):
             best = start
         if len(self.attention_kernels) < 2:
             return best, "the only kernel here"
-        return best, f"the fastest of {', '.join(trial.choices.attention for trial in tried)}"
+        untried = f"; no time left for {', '.join(no_time_for)}" if no_time_for else ""
+        return best, f"the fastest of {', '.join(trial.choices.attention for trial in tried)}{untried}"
 
     def _knee(self, start: Trial) -> tuple[Trial, str]:
         best = start
@@ -192,8 +196,10 @@ class Search:
 
     def _tried(self, choices: Choices) -> Trial | None:
         """None if the time is over; the first trial is always made."""
-        # A trial of twice the rows takes twice as long as the one before.
-        if self.trials and not self._has_time(max(USUAL_TRIAL_SECONDS, 2 * self._last_seconds)):
+        # Twice the rows take twice as long; another kernel as long as the one before, most of which was compiling.
+        before = self.trials[-1].choices.micro_batch_rows if self.trials else choices.micro_batch_rows
+        growth = max(1.0, choices.micro_batch_rows / before)
+        if self.trials and not self._has_time(max(USUAL_TRIAL_SECONDS, growth * self._last_seconds)):
             return None
         started = self.clock()
         trial = self.try_out(choices)
@@ -202,8 +208,8 @@ class Search:
         return trial
 
 
-def _is_worth_it(trial: Trial, before: Trial) -> bool:
-    return trial.tokens_per_second >= (1 + LEAST_GAIN) * before.tokens_per_second
+def _is_worth_it(trial: Trial, before: Trial, *, least_gain: float = LEAST_GAIN) -> bool:
+    return trial.tokens_per_second >= (1 + least_gain) * before.tokens_per_second
 
 
 def _without_compiling(found: Measured, why: str) -> Measured:

@@ -7,15 +7,15 @@ width D, key/value width K, feed-forward width F, vocabulary V, and e bytes per 
     copies       e a multiplied parameter where autocast computes in another precision than the weights have
     gradients    as stored, trained parameters only
     optimizer    8, 4 or about 2 bytes a trained parameter (adamw, adamw-bf16, adamw-8bit)
-    activations  N x [ kept layers x A  +  other layers x 4D  +  12D ],  A = e(D + 2K + 4F) + 28D + mask
+    activations  N x [ kept layers x A  +  other layers x 2eD + 12D ],  A = e(D + 2K + 4F) + 28D + mask
     at a time    the larger of: logits, N x V x (12 + e) plain, or one chunk's of it + (4 + e)VD for the head's gradient
                  (with Triton, a chunk of C: C x V x e);
                  one layer in its backward pass, N x A, twice where its activations are computed again
     reserve      on a GPU: 768 MiB for context, libraries and workspaces
 
 `mask` is T x e where documents are kept apart by a dense mask. All layers keep their activations without activation
-checkpointing, every second one with `selective`, none with `full`; the others keep their input. The coefficients are
-counted from what autograd keeps of the built-in decoder; tests compare the sum with the tensors alive on a CPU at a
+checkpointing, every second one with `selective`, none with `full`; the others keep their two inputs. The coefficients
+are counted from what autograd keeps of the built-in decoder; tests compare the sum with the tensors alive on a CPU at a
 step's peak: it lies within 20 % above, with activation checkpointing in bfloat16 up to 50 %. Compiled code keeps less.
 On a GPU it isn't measured yet.
 """
@@ -90,7 +90,7 @@ def estimated_memory(
     )
     kept = _kept_layers(facts.num_layers, activation_checkpointing)
     others = facts.num_layers - kept
-    per_token = kept * layer_bytes + others * 4 * facts.hidden_size + 12 * facts.hidden_size
+    per_token = kept * layer_bytes + others * 2 * number_bytes * facts.hidden_size + 12 * facts.hidden_size
     numbers = tokens * facts.padded_vocab_size
     logits_bytes = numbers * (12 + number_bytes)
     if loss_kernel != "plain":
