@@ -7,11 +7,14 @@ options of the model, a normalizer, pre-tokenizers in any order and added tokens
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import random
+import resource
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -139,17 +142,27 @@ def texts_for(tokenizer: Tokenizer, seed: int) -> list[bytes]:
     return [text.encode() for text in drawn] + cases.merge_texts(tokenizer, seed, 100) + cases.random_texts(seed, 42)
 
 
+def has_an_empty_token(tokenizer: Reference) -> bool:
+    """Whether the normalizer leaves nothing of an added token: see test_tokenize_vanishing.py."""
+    content = json.loads(tokenizer.to_str())
+    names = [token["content"] for token in content["added_tokens"] if token["normalized"]]
+    return tokenizer.normalizer is not None and "" in map(tokenizer.normalizer.normalize_str, names)
+
+
 def assert_random_tokenizers_equal(build: Any, seeds: range) -> Counter[str]:
     """How many ran on each engine."""
     engines: Counter[str] = Counter()
     for seed in seeds:
-        spec = TokenizerSpec.from_json(build(seed).to_str().encode(), origin=f"seed {seed}", end_token=None)
+        reference = build(seed)
+        never_ends = has_an_empty_token(reference)
+        spec = TokenizerSpec.from_json(reference.to_str().encode(), origin=f"seed {seed}", end_token=None)
         tokenizer = Tokenizer(spec, origin=f"seed {seed}")
         try:
             engines[tokenizer.engine.name] += 1
-        except TokenizerError:  # its merges spell a control token: refused, rightly
-            engines["refused"] += 1
+        except TokenizerError:  # its merges spell a control token, or on some texts the reference never ends: rightly
+            engines["refused for an empty token" if never_ends else "refused"] += 1
             continue
+        assert not never_ends, f"seed {seed}: {tokenizer.engine.reason}"
         texts = texts_for(tokenizer, seed)
         try:
             true_ids, true_offsets = Oracle(tokenizer).encode(texts)
@@ -168,6 +181,7 @@ def assert_random_tokenizers_equal(build: Any, seeds: range) -> Counter[str]:
 
 
 SEEDS_PER_PROCESS = 500
+PROCESS_BYTES = 6 * 2**30  # of which the largest needs an eighth: one that runs away must not take the machine along
 KINDS = {"bytes": random_byte_level, "SentencePiece": random_sentence_piece}
 
 
@@ -176,9 +190,20 @@ def counted_by_engine(kind: str, seeds: range) -> Counter[str]:
     if len(seeds) <= SEEDS_PER_PROCESS:
         return assert_random_tokenizers_equal(KINDS[kind], seeds)
     parts = [seeds[first : first + SEEDS_PER_PROCESS] for first in range(0, len(seeds), SEEDS_PER_PROCESS)]
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as pool:
-        return sum(pool.map(counted_by_engine, [kind] * len(parts), parts), start=Counter())
+    spawn, engines = multiprocessing.get_context("spawn"), Counter[str]()
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1, initializer=limit_memory) as pool:
+        for part in parts:
+            try:
+                engines += pool.submit(counted_by_engine, kind, part).result()
+            except BrokenProcessPool:
+                pytest.fail(
+                    f"the process of {kind} seeds {part.start} to {part.stop - 1} was ended, or ran out of memory"
+                )
+    return engines
+
+
+def limit_memory() -> None:
+    resource.setrlimit(resource.RLIMIT_DATA, (PROCESS_BYTES, PROCESS_BYTES))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -27,6 +27,7 @@ from penstock.tokenize.guard import Guard, reason_against_gigatoken
 from penstock.tokenize.pieces import PieceMemory
 from penstock.tokenize.specification import TokenizerSpec
 from penstock.tokenize.unigram import unigram_words
+from penstock.tokenize.vanishing import refuse_vanishing_tokens
 from penstock.tokenize.verdicts import date_of_passed_check, keep_passed_check, verdict_name
 
 __all__ = [
@@ -153,6 +154,7 @@ class ReferenceEngine:
 
         _keep_forked_children_to_one_thread()
         self._tokenizer = Tokenizer.from_str(spec.encoder_json)
+        refuse_vanishing_tokens(self._tokenizer)
         self._true_ids = self._renumbering(spec)
 
     def _renumbering(self, spec: TokenizerSpec) -> npt.NDArray[np.uint32] | None:
@@ -244,7 +246,8 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
     """gigatoken if it agrees with `tokenizers` on the torture text, else `tokenizers`; and the engine, ready to use.
 
     Raises:
-        TokenizerError: the vocabulary can't be loaded at all, or lets text reach a control token.
+        TokenizerError: the vocabulary can't be loaded at all, fails on a torture text, or lets text reach a control
+            token.
     """
     _keep_forked_children_to_one_thread()  # before any fork, whichever engine it will be
     texts = torture_texts(spec)
@@ -255,7 +258,7 @@ def choose_engine(spec: TokenizerSpec) -> tuple[EngineChoice, Engine]:
     try:
         reference = ReferenceEngine(spec)
         expected = reference.encode(texts)
-    except (KeyboardInterrupt, SystemExit):
+    except (KeyboardInterrupt, SystemExit, TokenizerError):
         raise
     except BaseException as error:  # it raises bare Exception, or panics, over whatever it can't use
         raise TokenizerError(

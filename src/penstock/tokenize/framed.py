@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.errors import TokenizerError
 from penstock.sources import Part, PartKind
 from penstock.tokenize.specification import TokenizerSpec
+from penstock.tokenize.vanishing import refuse_vanishing_tokens
 
 __all__ = ["FramedEncoder", "needs_whole_documents"]
 
@@ -73,6 +74,8 @@ class _StandIns:
         lost = [name for name, standin in self._of_name.items() if not self._is_found(standin)]
         if lost:
             self._tokenizer = self._load(frozenset(lost))
+        # Only now: stand-ins that vanish were among the lost. Until here each was alone in its text, which always ends.
+        refuse_vanishing_tokens(self._tokenizer)
         self._controls, self._true_ids = self._renumbering()
 
     def _load(self, not_normalized: frozenset[str]) -> Any:

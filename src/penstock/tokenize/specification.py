@@ -322,8 +322,11 @@ def _wrapping(content: dict[str, Any], origin: str) -> tuple[tuple[int, ...], tu
         return (), ()
     from tokenizers import Tokenizer
 
+    # What is put around a text doesn't depend on its added tokens, and looking for normalized ones may never end (see
+    # `vanishing`).
+    added = [{**token, "normalized": False} for token in content.get("added_tokens") or []]
     try:
-        tokenizer = Tokenizer.from_str(json.dumps(content, ensure_ascii=False))
+        tokenizer = Tokenizer.from_str(json.dumps({**content, "added_tokens": added}, ensure_ascii=False))
         plain = tokenizer.encode("a", add_special_tokens=False).ids
         wrapped = tokenizer.encode("a", add_special_tokens=True).ids
     except (KeyboardInterrupt, SystemExit):
