@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from penstock import fs
 from penstock.hashing import strong_hash
+from penstock.native import native
 from penstock.sources import Document
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.engines import Encoded
 
-__all__ = ["Room", "Rooms", "content_hash", "encode_documents"]
+__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room"]
 
 # Each call costs 0.3 ms besides the encoding, so that 1 MiB a call takes a tenth longer; 8 MiB are no faster. So it is
 # where the allocator keeps what is freed, as in worker processes; elsewhere the ids of each call are fresh pages.
@@ -38,33 +39,65 @@ def content_hash(document: Document) -> bytes:
 
 
 def encode_documents(
-    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room | None = None
-) -> tuple[npt.NDArray[Any], list[int], list[list[int] | None]]:
-    """One flat array in store width, each document's length in it, and its loss runs (None: everything carries loss).
+    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room, one_by_one: bool = False
+) -> tuple[list[int], list[list[int] | None]]:
+    """Adds documents to a room, in store width; each one's length there, and its loss runs (None: all carries loss).
 
-    Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
-    width also makes room for the begin and end tokens, so each token is written once.
+    Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES` or, where the GIL doesn't matter, one by
+    one while they are in the core's cache; the copy that narrows ids to the store's width also makes room for the begin
+    and end tokens, so each token is written once.
     """
-    room = room or Room(tokenizer.dtype)
-    room.empty(capacity=sum([document.num_bytes for document in documents]) + len(documents))
+    if one_by_one and native is not None and (encode := tokenizer.encoder_of_one()) is not None:
+        return _encode_each(tokenizer, documents, room, encode)
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
     for batch in _batches(documents):
         for is_plain, run in itertools.groupby(batch, operator.attrgetter("is_plain")):
             if is_plain:
-                run_lengths = _fill(room, tokenizer, tokenizer.encode([document.parts[0].data for document in run]))
+                run_lengths = fill_room(room, tokenizer, tokenizer.encode([document.parts[0].data for document in run]))
                 lengths += run_lengths
                 loss_runs += [None] * len(run_lengths)
                 continue
             for document in run:
-                own_ids, runs = tokenizer.encode_document(document)
-                room.take(len(own_ids))[:] = own_ids
-                lengths.append(len(own_ids))
-                loss_runs.append(_flat(runs))
-    return room.filled(), lengths, loss_runs
+                _add_parts(tokenizer, document, room, lengths, loss_runs)
+    return lengths, loss_runs
 
 
-def _fill(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
+def _encode_each(
+    tokenizer: Tokenizer,
+    documents: Sequence[Document],
+    room: Room,
+    encode: Callable[[bytes], npt.NDArray[np.uint32]],
+) -> tuple[list[int], list[list[int] | None]]:
+    lengths: list[int] = []
+    loss_runs: list[list[int] | None] = []
+    begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype).tobytes()
+    end = np.array([tokenizer.end_id], tokenizer.dtype).tobytes()
+    added = len(tokenizer.spec.begin_ids) + 1
+    largest, place = 0, native.place  # type: ignore[union-attr]
+    for document in documents:
+        if not document.is_plain:
+            _add_parts(tokenizer, document, room, lengths, loss_runs)
+            continue
+        ids = encode(document.parts[0].data)
+        length = len(ids) + added
+        largest = max(largest, place(ids, room.take(length), 0, begin, end))
+        lengths.append(length)
+        loss_runs.append(None)
+    tokenizer.check(largest)
+    return lengths, loss_runs
+
+
+def _add_parts(
+    tokenizer: Tokenizer, document: Document, room: Room, lengths: list[int], loss_runs: list[list[int] | None]
+) -> None:
+    ids, runs = tokenizer.encode_document(document)
+    room.take(len(ids))[:] = ids
+    lengths.append(len(ids))
+    loss_runs.append(_flat(runs))
+
+
+def fill_room(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
     """Puts texts into the room, each with begin and end tokens around it; their lengths with these."""
     ids, borders = encoded
     begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype)
@@ -91,27 +124,27 @@ class Room:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._array = _aligned(0, dtype)
-        self._used = 0
+        self.used = 0
 
     def empty(self, *, capacity: int) -> None:
         """Makes room for about so many tokens; what was in it is gone."""
         if capacity > len(self._array):
             # With a margin: units differ a little in size, and each new array is faulted in page by page.
             self._array = _aligned(capacity + capacity // 4, self._array.dtype)
-        self._used = 0
+        self.used = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
         """The next `count` places, to be filled now."""
-        if self._used + count > len(self._array):
+        if self.used + count > len(self._array):
             larger = _aligned(2 * len(self._array) + count, self._array.dtype)
-            larger[: self._used] = self._array[: self._used]
+            larger[: self.used] = self._array[: self.used]
             self._array = larger
-        self._used += count
-        return self._array[self._used - count : self._used]
+        self.used += count
+        return self._array[self.used - count : self.used]
 
     def filled(self) -> npt.NDArray[Any]:
         """Everything taken so far."""
-        return self._array[: self._used]
+        return self._array[: self.used]
 
 
 def _aligned(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

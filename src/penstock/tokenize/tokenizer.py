@@ -8,7 +8,7 @@ part with loss. Instances may be used by many threads; each thread gets an engin
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,14 @@ import numpy.typing as npt
 
 from penstock.errors import TokenizerError, nearest_first
 from penstock.sources import Document, Part, PartKind
-from penstock.tokenize.engines import Encoded, Engine, EngineChoice, choose_engine, engine_versions
+from penstock.tokenize.engines import (
+    Encoded,
+    Engine,
+    EngineChoice,
+    GigatokenEngine,
+    choose_engine,
+    engine_versions,
+)
 from penstock.tokenize.framed import FramedEncoder, needs_whole_documents
 from penstock.tokenize.specification import TokenizerSpec
 
@@ -81,8 +88,15 @@ class Tokenizer:
             TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
         """
         ids, offsets = self._thread_engine().encode(texts)
-        self._check(ids)
+        # One pass at memory speed.
+        if ids.size:
+            self.check(int(ids.max()))
         return ids, offsets
+
+    def encoder_of_one(self) -> Callable[[bytes], npt.NDArray[np.uint32]] | None:
+        """Gives the ids of one text on this thread, GIL held and unchecked (see `check`); None: `encode` is as fast."""
+        engine = self._thread_engine()
+        return engine.encode_one if isinstance(engine, GigatokenEngine) else None
 
     def encode_document(self, document: Document) -> tuple[npt.NDArray[np.uint32], LossRuns | None]:
         """Ids of one document of parts, begin and end tokens included, and the runs that carry loss (None: all)."""
@@ -147,11 +161,15 @@ class Tokenizer:
             engine = self._threads.engine = engine or choice.build(self.spec)
         return engine
 
-    def _check(self, ids: npt.NDArray[np.uint32]) -> None:
-        # One pass at memory speed. Control tokens usually lie above all others, so this guards them as well.
-        if ids.size and int(ids.max()) > self.spec.highest_text_id:
+    def check(self, largest: int) -> None:
+        """Refuses the largest of some ids of text. Control tokens usually lie above all others: they are guarded too.
+
+        Raises:
+            TokenizerError: it is beyond the vocabulary or that of a control token.
+        """
+        if largest > self.spec.highest_text_id:
             raise TokenizerError(
-                f"the engine gave id {int(ids.max())}, text ends at id {self.spec.highest_text_id} in this vocabulary",
+                f"the engine gave id {largest}, text ends at id {self.spec.highest_text_id} in this vocabulary",
                 hint="the tokenizer file is inconsistent; nothing was stored",
             )
 
@@ -180,7 +198,8 @@ class Tokenizer:
             if part.kind is PartKind.CONTROL:
                 self._control_id(part.data)  # refuses an unknown one
         whole_ids, carries = self._framed_encoder.encode(parts)
-        self._check(whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))])
+        of_text = whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))]
+        self.check(int(of_text.max(initial=0)))
         ids.append(whole_ids)
         loss.append(carries)
 

@@ -9,12 +9,13 @@ docs/hygiene.md has the rules, their thresholds and what they cost.
 """
 
 from penstock.sources.hygiene.cleaning import Cleaning, CleaningOptions
-from penstock.sources.hygiene.content import content_problem
+from penstock.sources.hygiene.content import PROBLEMS, content_problem
 from penstock.sources.hygiene.languages import LANGUAGES, language_of
 from penstock.sources.hygiene.paths import RULES_VERSION, VENDORED_FOLDERS, PathRules
 
 __all__ = [
     "LANGUAGES",
+    "PROBLEMS",
     "RULES_VERSION",
     "VENDORED_FOLDERS",
     "Cleaning",
