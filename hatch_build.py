@@ -1,7 +1,7 @@
 """Builds the optional C extension `penstock._native` while the package is installed.
 
-With the compiler that Python itself was built with, on Linux. Where there is none, or it fails, the package is installed
-without the extension: everything works, `prepare` takes longer (docs/adr/0013-native.md).
+With the compiler that Python itself was built with, on Linux. Where there is none, or it fails, the package is
+installed without the extension: everything works, `prepare` takes longer (docs/adr/0013-native.md).
 """
 
 from __future__ import annotations

@@ -57,7 +57,6 @@ static PyObject *list_folder(PyObject *self, PyObject *const *arguments, Py_ssiz
         if (own >= 0) close(own);
         return NULL;
     }
-    rewinddir(listing);
     PyObject *entries = PyList_New(0);
     while (entries != NULL) {
         errno = 0;
@@ -100,6 +99,7 @@ static PyObject *list_folder(PyObject *self, PyObject *const *arguments, Py_ssiz
         if (made == NULL || PyList_Append(entries, made) < 0) Py_CLEAR(entries);
         Py_XDECREF(made);
     }
+    rewinddir(listing); /* for whoever lists it through the same descriptor next */
     closedir(listing);
     return entries;
 }
@@ -244,7 +244,7 @@ typedef struct {
     /* [half of the buckets][place in the window][low, high half of the byte][value] */
     uint8_t tables[2][WINDOW][2][16];
     uint8_t first[1 << HASH_BITS]; /* number of the first literal with this hash, plus 1 */
-    int count, has_avx512;
+    int count, at_a_time;
     Literal literals[MOST_LITERALS];
 } Literals;
 
@@ -268,9 +268,19 @@ static int has_avx2(void) {
 #endif
 }
 
-/* literals([(literal, offset of the window, bucket, must hold, needed)]) -> search | None where there is no such */
-static PyObject *literals(PyObject *self, PyObject *rules) {
-    if (!has_avx2()) Py_RETURN_NONE;
+/* literals([(literal, offset of the window, bucket, must hold, needed)], most) -> search | None where there is no such
+ *
+ * Looks at 64, 32 or 1 places at a time: as many as the processor can, and at most so many; None if that is 1 and more
+ * were wanted. */
+static PyObject *literals(PyObject *self, PyObject *const *arguments, Py_ssize_t arguments_count) {
+    if (arguments_count != 2) {
+        PyErr_SetString(PyExc_TypeError, "literals takes rules and the most places to look at");
+        return NULL;
+    }
+    PyObject *rules = arguments[0];
+    long most = PyLong_AsLong(arguments[1]);
+    if (PyErr_Occurred()) return NULL;
+    if (most > 1 && !has_avx2()) Py_RETURN_NONE;
     Py_ssize_t count = PySequence_Size(rules);
     if (count < 0) return NULL;
     if (count > MOST_LITERALS) {
@@ -279,8 +289,9 @@ static PyObject *literals(PyObject *self, PyObject *rules) {
     }
     Literals *made = calloc(1, sizeof *made);
     if (made == NULL) return PyErr_NoMemory();
+    made->at_a_time = most >= 32 ? 32 : 1;
 #if HAS_AVX2_CODE
-    made->has_avx512 = __builtin_cpu_supports("avx512bw") != 0;
+    if (most >= 64 && __builtin_cpu_supports("avx512bw")) made->at_a_time = 64;
 #endif
     for (Py_ssize_t number = 0; number < count; number++) {
         PyObject *rule = PySequence_GetItem(rules, number);
@@ -418,8 +429,8 @@ __attribute__((target("avx512bw"))) static int find_by_64(const Literals *all, c
 
 static int find(const Literals *all, const uint8_t *data, size_t size, Finding *finding) {
 #if HAS_AVX2_CODE
-    if (all->has_avx512) return find_by_64(all, data, size, finding);
-    if (has_avx2()) return find_by_32(all, data, size, finding);
+    if (all->at_a_time == 64) return find_by_64(all, data, size, finding);
+    if (all->at_a_time == 32) return find_by_32(all, data, size, finding);
 #endif
     return find_slowly(all, data, size, 0, finding);
 }
@@ -566,7 +577,7 @@ static PyMethodDef functions[] = {
     {"read_text", (PyCFunction)(void (*)(void))read_text, METH_FASTCALL, NULL},
     {"list_folder", (PyCFunction)(void (*)(void))list_folder, METH_FASTCALL, NULL},
     {"text_problem", text_problem, METH_O, NULL},
-    {"literals", literals, METH_O, NULL},
+    {"literals", (PyCFunction)(void (*)(void))literals, METH_FASTCALL, NULL},
     {"hits", (PyCFunction)(void (*)(void))hits, METH_FASTCALL, NULL},
     {"look", (PyCFunction)(void (*)(void))look, METH_FASTCALL, NULL},
     {"line_facts", (PyCFunction)(void (*)(void))line_facts, METH_FASTCALL, NULL},

@@ -11,8 +11,8 @@ PENSTOCK_NATIVE=off says not to use it. Each function has a twin in Python, whic
     line_facts      sources.hygiene.content, what tells minified code by its lines
     place           store.encoding, ids narrowed to the store's width with begin and end tokens between
 
-The same input gives the same store with and without it (tests/test_native.py); without it `prepare` takes a third more
-time (docs/adr/0013-native.md).
+The same input gives the same store with and without it (tests/test_native.py); without it `prepare` takes longer
+(docs/adr/0013-native.md).
 """
 
 from __future__ import annotations

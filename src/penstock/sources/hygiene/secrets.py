@@ -158,6 +158,7 @@ def _in_buckets(rules: Sequence[tuple[bytes, Finder]]) -> list[tuple[bytes, Find
 
 
 WINDOW_BYTES = 4
+MOST_AT_A_TIME = 64
 # The bytes of code, the most frequent first; the others are rarer still.
 _FREQUENT = b" etarniosl\ndcpfmu_g\"'.,()h=-b:v#y*1w0x/k2TSEACINR3OL[]D4P56M8F97B{}zqj"
 _FREQUENCY = [1 / (2 + (_FREQUENT.find(byte) if byte in _FREQUENT else 200)) for byte in range(256)]
@@ -178,7 +179,9 @@ def literal_search() -> Any:
     )
 
 
-def literals_of(literals: Sequence[bytes], needs: Mapping[bytes, tuple[int, bytes]]) -> Any:
+def literals_of(
+    literals: Sequence[bytes], needs: Mapping[bytes, tuple[int, bytes]], *, most: int = MOST_AT_A_TIME
+) -> Any:
     """A search of the extension for literals, which it numbers as they come; None where it has no fast one.
 
     Of each literal it looks for the four bytes that code holds least often. As Teddy it does so in 16 buckets, whose
@@ -187,6 +190,7 @@ def literals_of(literals: Sequence[bytes], needs: Mapping[bytes, tuple[int, byte
     Args:
         literals: of 4 to 32 bytes.
         needs: of some, what must stand within so many bytes behind it for it to count.
+        most: places that are looked at in one step, if the processor has instructions for so many.
     """
     starts = [_rarest(literal) for literal in literals]
     windows = [literal[start : start + WINDOW_BYTES] for literal, start in zip(literals, starts, strict=True)]
@@ -197,7 +201,8 @@ def literals_of(literals: Sequence[bytes], needs: Mapping[bytes, tuple[int, byte
             (literal, starts[number], buckets[number], size, ord(needed))
             for number, literal in enumerate(literals)
             for size, needed in [needs.get(literal, (0, b"\0"))]
-        ]
+        ],
+        most,
     )
 
 
