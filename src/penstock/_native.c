@@ -351,13 +351,11 @@ static int is_over(const Literals *all, const uint8_t *data, size_t size, size_t
         size_t start = place - literal->offset;
         if (size - start < literal->length || memcmp(data + start, literal->literal, literal->length) != 0) continue;
         size_t end = start + literal->length;
-        if (finding->hits != NULL) {
-            if (note(finding, number - 1, start, end)) return 1;
-            continue;
+        if (literal->must_hold != 0) {
+            size_t left = size - end < literal->must_hold ? size - end : literal->must_hold;
+            if (memchr(data + end, literal->needed, left) == NULL) continue;
         }
-        if (literal->must_hold == 0) return 1;
-        size_t left = size - end < literal->must_hold ? size - end : literal->must_hold;
-        if (memchr(data + end, literal->needed, left) != NULL) return 1;
+        if (finding->hits == NULL || note(finding, number - 1, start, end)) return 1;
     }
     return 0;
 }
@@ -435,7 +433,7 @@ static int find(const Literals *all, const uint8_t *data, size_t size, Finding *
     return find_slowly(all, data, size, 0, finding);
 }
 
-/* hits(search, data) -> [(start, number, end)] of every literal that is met, whatever must follow it, in no order */
+/* hits(search, data) -> [(start, number, end)] of every literal that is met and counts, in no order */
 static PyObject *hits(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 2) {
         PyErr_SetString(PyExc_TypeError, "hits takes a search and data");

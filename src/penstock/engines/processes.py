@@ -4,7 +4,7 @@ Threads share one GIL, and what Python does for each document (open, hash, note 
 300 MB/s however many cores there are. A worker process reads and encodes a unit in one thread, without contention, and
 writes the one before in another, so that waiting for the disk stops nobody. The parent draws units, hands them out and
 yields results in order; a long walk can be drawn in yet another process. Only a number, the unit and a small result
-cross a pipe.
+cross a pipe. Where there are more cores than workers, a worker can have threads that read and encode ahead.
 
 A worker dies with its parent, whatever kills that. A worker that is killed (out of memory, say) ends the run with an
 error that says so; what it had finished is on the disk. Memory per worker: the unit being encoded and the one being

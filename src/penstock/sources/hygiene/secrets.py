@@ -168,7 +168,8 @@ _FREQUENCY = [1 / (2 + (_FREQUENT.find(byte) if byte in _FREQUENT else 200)) for
 def literal_search() -> Any:
     """The extension's search for every literal, by its number in `_numbered_rules`; None where it has no fast one.
 
-    An address counts for its first look only if there is an @ behind it, without which no rule takes it.
+    An address counts only if there is an @ behind it, without which no rule takes it. That it isn't told of otherwise
+    uncovers nothing: no literal begins within one that introduces an address.
     """
     if native is None:
         return None
