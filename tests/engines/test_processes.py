@@ -80,6 +80,13 @@ def test_parts_that_are_drawn_ahead_come_in_order(workers: int, parts: int):
     assert list(results) == [(n, [(n, number, "ahead") for number in range(parts)]) for n in range(20)]
 
 
+def test_parts_that_nobody_took_are_passed_over():
+    results = run(
+        range(20), 1, read=lambda unit: iter([unit] * 9), ahead=lambda part: part, encode=lambda _, drawn: next(drawn)
+    )
+    assert list(results) == [(unit, unit) for unit in range(20)]
+
+
 @pytest.mark.parametrize("stage", ["read", "ahead", "encode", "write"])
 @pytest.mark.parametrize("failing", [(0, 0), (3, 8), (19, 4)])
 def test_an_error_ahead_is_raised_at_its_unit(stage: str, failing: tuple[int, int]):

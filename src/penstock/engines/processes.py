@@ -362,20 +362,37 @@ def _drawn_ahead(
             ready.put(None)
         ready.put(None)
 
-    def parts() -> Iterator[Any]:
-        while (given := ready.get()) is not None:
+    for life, name in ((draw, "penstock-read"), (apply, "penstock-encode")):
+        threading.Thread(target=life, name=name, daemon=True).start()
+    while (numbered := ready.get()) is not None:
+        parts = _PartsOfUnit(ready)
+        yield *numbered[0], partial(iter, parts)
+        parts.pass_over()  # whoever took them may have failed before the last
+
+
+class _PartsOfUnit:
+    """What a queue holds up to the next None: parts, each with an error that is raised in its place, or None."""
+
+    def __init__(self, waiting: queue.Queue[Any]) -> None:
+        self._waiting = waiting
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        while (given := self._next()) is not None:
             part, error = given
             if error is not None:
                 raise error
             yield part
 
-    for life, name in ((draw, "penstock-read"), (apply, "penstock-encode")):
-        threading.Thread(target=life, name=name, daemon=True).start()
-    while (numbered := ready.get()) is not None:
-        given = parts()
-        yield *numbered[0], partial(iter, given)
-        for _ in given:  # whoever took them may have failed before the last
+    def pass_over(self) -> None:
+        """Takes the rest."""
+        while self._next() is not None:
             pass
+
+    def _next(self) -> Any:
+        given = None if self._is_over else self._waiting.get()
+        self._is_over = given is None
+        return given
 
 
 def _draw(connection: _Connection, not_ours: list[_Connection], parent: int, items: Iterable[Any]) -> None:
