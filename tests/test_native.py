@@ -38,6 +38,7 @@ from penstock.sources.hygiene.secrets import (
     secret_spans,
     secret_spans_in_python,
 )
+from penstock.store.encoding import place_in_python
 
 pytestmark = pytest.mark.skipif(native is None, reason="the C extension isn't built here")
 
@@ -152,27 +153,37 @@ def test_documents_without_a_mark_need_no_rule() -> None:
 
 
 @given(
-    st.lists(st.integers(0, 2**16 - 1), max_size=200),
+    st.lists(st.lists(st.integers(0, 2**16 - 1), max_size=40), max_size=8),
     st.lists(st.integers(0, 2**16 - 1), max_size=3),
     st.sampled_from(["<u2", "<u4"]),
-    st.integers(0, 5),
 )
-def test_ids_in_place(ids: list[int], begin: list[int], width: str, at: int) -> None:
-    target = np.full(at + len(begin) + len(ids) + 1 + 2, 7, width)
+def test_ids_in_place(texts: list[list[int]], begin: list[int], width: str) -> None:
+    ids = np.array([number for text in texts for number in text], np.uint32)
+    borders = np.cumsum([0, *map(len, texts)])
+    targets = [np.full(sum(map(len, texts)) + len(texts) * (len(begin) + 1), 7, width) for _ in range(2)]
     begins, end = np.array(begin, width).tobytes(), np.array([11], width).tobytes()
-    largest = native.place(np.array(ids, np.uint32), target, at, begins, end)
-    assert largest == max(ids, default=0)
-    assert target.tolist() == [7] * at + begin + ids + [11] + [7, 7]
+    assert native.place(ids, borders, targets[0], begins, end) == max(ids.tolist(), default=0)
+    place_in_python(ids, borders, targets[1], begin, 11)
+    expected = [number for text in texts for number in [*begin, *text, 11]]
+    assert targets[0].tolist() == targets[1].tolist() == expected
 
 
 def test_ids_that_do_not_fit_are_refused() -> None:
     end = np.array([1], "<u2").tobytes()
     target = np.zeros(4, "<u2")
-    for at, count in ((0, 4), (3, 1), (4, 0), (5, 0), (-1, 0)):
+    for borders, count in (
+        ([0, 4], 4),
+        ([0, 2], 2),
+        ([0, 2], 3),
+        ([1, 3], 3),
+        ([0, 4, 2], 2),
+        ([], 4),
+        ([0, 1, 1, 1, 1], 1),
+    ):
         with pytest.raises(ValueError, match="fit"):
-            native.place(np.zeros(count, np.uint32), target, at, b"", end)
+            native.place(np.zeros(count, np.uint32), np.array(borders, np.int64), target, b"", end)
     with pytest.raises(ValueError, match="fit"):
-        native.place(np.zeros(1, np.uint16), target, 0, b"", end)
+        native.place(np.zeros(3, np.uint16), np.array([0, 3]), target, b"", end)
     assert not target.any()
 
 

@@ -533,40 +533,57 @@ static uint32_t copied(const uint32_t *ids, size_t count, uint32_t *target) {
     return largest;
 }
 
-/* place(ids, target, at, begin, end) -> the largest id
+/* place(ids, borders, target, begin, end) -> the largest id
  *
- * Writes begin, ids and end into the target from its place `at` on, in the target's width: that of `end`, one token.
- * All are little-endian buffers, and so is this machine. */
+ * Writes texts one after the other into the target, which they fill, each between begin and end tokens, in the target's
+ * width: that of `end`, one token. Ids are 4 bytes, the n + 1 borders between the texts 8. */
 static PyObject *place(PyObject *self, PyObject *const *arguments, Py_ssize_t count) {
     if (count != 5) {
-        PyErr_SetString(PyExc_TypeError, "place takes ids, a target, a place in it, begin and end tokens");
+        PyErr_SetString(PyExc_TypeError, "place takes ids, borders, a target, begin and end tokens");
         return NULL;
     }
-    Py_ssize_t at = PyLong_AsSsize_t(arguments[2]);
     const char *begin = PyBytes_AsString(arguments[3]);
     const char *end = begin == NULL ? NULL : PyBytes_AsString(arguments[4]);
-    Py_buffer ids, target;
-    if (end == NULL || PyErr_Occurred() || PyObject_GetBuffer(arguments[0], &ids, PyBUF_SIMPLE) < 0) return NULL;
-    if (PyObject_GetBuffer(arguments[1], &target, PyBUF_WRITABLE) < 0) {
+    if (end == NULL) return NULL;
+    Py_buffer ids, borders, target;
+    if (PyObject_GetBuffer(arguments[0], &ids, PyBUF_SIMPLE) < 0) return NULL;
+    if (PyObject_GetBuffer(arguments[1], &borders, PyBUF_SIMPLE) < 0) {
         PyBuffer_Release(&ids);
         return NULL;
     }
+    if (PyObject_GetBuffer(arguments[2], &target, PyBUF_WRITABLE) < 0) {
+        PyBuffer_Release(&ids);
+        PyBuffer_Release(&borders);
+        return NULL;
+    }
     Py_ssize_t width = PyBytes_Size(arguments[4]), begins = PyBytes_Size(arguments[3]);
-    Py_ssize_t number = ids.len / 4;
+    Py_ssize_t texts = borders.len / 8 - 1;
+    const int64_t *border = borders.buf;
     uint32_t largest = 0;
-    int fits = (width == 2 || width == 4) && ids.len % 4 == 0 && at >= 0 && at <= target.len / width &&
-               begins / width + number + 1 <= target.len / width - at;
+    int fits = (width == 2 || width == 4) && begins % width == 0 && ids.len % 4 == 0 && borders.len % 8 == 0 &&
+               texts >= 0 && border[0] == 0 && border[texts] == ids.len / 4 &&
+               target.len == (ids.len / 4 + texts) * width + texts * begins;
+    for (Py_ssize_t number = 0; fits && number < texts; number++) fits = border[number] <= border[number + 1];
     if (fits) {
-        char *to = (char *)target.buf + at * width;
-        memcpy(to, begin, (size_t)begins);
-        to += begins;
-        largest = width == 2 ? narrowed(ids.buf, (size_t)number, (uint16_t *)to)
-                             : copied(ids.buf, (size_t)number, (uint32_t *)to);
-        memcpy(to + number * width, end, (size_t)width);
+        Py_BEGIN_ALLOW_THREADS
+        char *to = target.buf;
+        for (Py_ssize_t number = 0; number < texts; number++) {
+            const uint32_t *from = (const uint32_t *)ids.buf + border[number];
+            size_t length = (size_t)(border[number + 1] - border[number]);
+            memcpy(to, begin, (size_t)begins);
+            to += begins;
+            uint32_t own = width == 2 ? narrowed(from, length, (uint16_t *)to) : copied(from, length, (uint32_t *)to);
+            largest = own > largest ? own : largest;
+            to += (Py_ssize_t)length * width;
+            memcpy(to, end, (size_t)width);
+            to += width;
+        }
+        Py_END_ALLOW_THREADS
     } else {
-        PyErr_SetString(PyExc_ValueError, "the tokens don't fit into the target");
+        PyErr_SetString(PyExc_ValueError, "the texts don't fit the target");
     }
     PyBuffer_Release(&ids);
+    PyBuffer_Release(&borders);
     PyBuffer_Release(&target);
     return fits ? PyLong_FromUnsignedLong(largest) : NULL;
 }

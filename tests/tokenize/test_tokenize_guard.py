@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import unicodedata
-from functools import cache
 from importlib.metadata import version
 
 import pytest
@@ -14,7 +13,6 @@ from hypothesis import strategies as st
 
 from penstock.tokenize import Tokenizer
 from penstock.tokenize import guard as guard_module
-from penstock.tokenize.engines import GigatokenEngine
 from penstock.tokenize.guard import BLOCK_BYTES, CHECKED_VERSIONS, Guard, guarded_ranges
 
 from .conftest import FRAGMENTS, byte_level, ids_of, loaded, reference_ids
@@ -211,17 +209,3 @@ def test_the_guard_of_a_vocabulary_without_character_classes_is_empty():
     spec = TokenizerSpec.from_json(json.dumps(content).encode(), origin="test")
     assert guarded_ranges(spec, INSTALLED) == []
     assert Guard([]).guarded([RARE.encode()]) == []
-
-
-@cache
-def small_engine() -> GigatokenEngine:
-    return GigatokenEngine(loaded(byte_level([("t", "h"), ("th", "e"), ("Ġ", "the")])).spec)
-
-
-@given(st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.characters(exclude_categories=["Cs"])), max_size=20))
-@settings(deadline=None)
-def test_one_text_is_encoded_like_many(pieces: list[str]):
-    engine = small_engine()
-    text = "".join(pieces).encode()
-    ids, borders = engine.encode([text, b"other", text])
-    assert engine.encode_one(text).tolist() == ids[: borders[1]].tolist() == ids[borders[2] :].tolist()

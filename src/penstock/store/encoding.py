@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from penstock.sources import Document
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.engines import Encoded
 
-__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room"]
+__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room", "place_in_python"]
 
 # Each call costs 0.3 ms besides the encoding, so that 1 MiB a call takes a tenth longer; 8 MiB are no faster. So it is
 # where the allocator keeps what is freed, as in worker processes; elsewhere the ids of each call are fresh pages.
@@ -39,52 +39,26 @@ def content_hash(document: Document) -> bytes:
 
 
 def encode_documents(
-    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room, one_by_one: bool = False
+    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room
 ) -> tuple[list[int], list[list[int] | None]]:
     """Adds documents to a room, in store width; each one's length there, and its loss runs (None: all carries loss).
 
-    Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES` or, where the GIL doesn't matter, one by
-    one while they are in the core's cache; the copy that narrows ids to the store's width also makes room for the begin
-    and end tokens, so each token is written once.
+    Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
+    width also makes room for the begin and end tokens, so each token is written once.
     """
-    if one_by_one and native is not None and (encode := tokenizer.encoder_of_one()) is not None:
-        return _encode_each(tokenizer, documents, room, encode)
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
     for batch in _batches(documents):
         for is_plain, run in itertools.groupby(batch, operator.attrgetter("is_plain")):
             if is_plain:
-                run_lengths = fill_room(room, tokenizer, tokenizer.encode([document.parts[0].data for document in run]))
+                run_lengths = fill_room(
+                    room, tokenizer, tokenizer.encode_unchecked([document.parts[0].data for document in run])
+                )
                 lengths += run_lengths
                 loss_runs += [None] * len(run_lengths)
                 continue
             for document in run:
                 _add_parts(tokenizer, document, room, lengths, loss_runs)
-    return lengths, loss_runs
-
-
-def _encode_each(
-    tokenizer: Tokenizer,
-    documents: Sequence[Document],
-    room: Room,
-    encode: Callable[[bytes], npt.NDArray[np.uint32]],
-) -> tuple[list[int], list[list[int] | None]]:
-    lengths: list[int] = []
-    loss_runs: list[list[int] | None] = []
-    begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype).tobytes()
-    end = np.array([tokenizer.end_id], tokenizer.dtype).tobytes()
-    added = len(tokenizer.spec.begin_ids) + 1
-    largest, place = 0, native.place  # type: ignore[union-attr]
-    for document in documents:
-        if not document.is_plain:
-            _add_parts(tokenizer, document, room, lengths, loss_runs)
-            continue
-        ids = encode(document.parts[0].data)
-        length = len(ids) + added
-        largest = max(largest, place(ids, room.take(length), 0, begin, end))
-        lengths.append(length)
-        loss_runs.append(None)
-    tokenizer.check(largest)
     return lengths, loss_runs
 
 
@@ -98,13 +72,37 @@ def _add_parts(
 
 
 def fill_room(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
-    """Puts texts into the room, each with begin and end tokens around it; their lengths with these."""
+    """Puts texts into the room, each with begin and end tokens around it; their lengths with these.
+
+    Raises:
+        TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
+    """
     ids, borders = encoded
-    begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype)
-    added = len(begin) + 1
+    added = len(tokenizer.spec.begin_ids) + 1
     count = len(borders) - 1
     target = room.take(len(ids) + added * count)
-    ends = borders[1:] + added * np.arange(1, count + 1)
+    if native is not None:
+        begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype).tobytes()
+        end = np.array([tokenizer.end_id], tokenizer.dtype).tobytes()
+        tokenizer.check(native.place(ids, borders, target, begin, end))
+    else:
+        tokenizer.check(int(ids.max(initial=0)))
+        place_in_python(ids, borders, target, tokenizer.spec.begin_ids, tokenizer.end_id)
+    lengths: list[int] = (np.diff(borders) + added).tolist()
+    return lengths
+
+
+def place_in_python(
+    ids: npt.NDArray[np.uint32],
+    borders: npt.NDArray[np.int64],
+    target: npt.NDArray[Any],
+    begin_ids: Sequence[int],
+    end_id: int,
+) -> None:
+    """Fills the target with texts, each between begin and end tokens."""
+    begin = np.array(begin_ids, target.dtype)
+    added = len(begin) + 1
+    ends = borders[1:] + added * np.arange(1, len(borders))
     # A slice costs half a microsecond, so the loop does nothing else.
     place = len(begin)
     first, *others = borders.tolist()
@@ -112,11 +110,9 @@ def fill_room(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
         target[place : place + last - first] = ids[first:last]
         place += last - first + added
         first = last
-    target[ends - 1] = tokenizer.end_id
-    lengths: list[int] = (np.diff(borders) + added).tolist()
+    target[ends - 1] = end_id
     for number, token in enumerate(begin):
-        target[ends - lengths + number] = token
-    return lengths
+        target[ends - np.diff(borders) - added + number] = token
 
 
 class Room:

@@ -88,11 +88,6 @@ __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "pre
 # Whose documents are cleaned as code unless asked otherwise.
 CODE_KINDS = ("files", "git")
 
-# Of files that a worker process reads, cleans, hashes and encodes before it reads the next: they fit a core's cache.
-PART_BYTES = 2**19
-# Where a thread of it reads ahead, the other encodes a part in one call, with the GIL released.
-PART_BYTES_AHEAD = ENCODE_BATCH_BYTES
-
 Progress = Callable[[int, int], None]
 """Called with (input bytes done, input bytes in all) after each unit."""
 
@@ -510,11 +505,10 @@ class _Job:
         return [self._read_part(unit)]
 
     def _read_in_parts(self, unit: Unit) -> Iterable[_ReadPart]:
-        """The same in parts that stay in a core's cache until they are encoded, read as they are asked for."""
+        """The same in parts, each for one call of the encoder, read as they are asked for."""
         if not isinstance(self._sources[unit.source], FilesSource):
             return self._read(unit)
-        part_bytes = PART_BYTES_AHEAD if self._reads_ahead else PART_BYTES
-        return (self._read_part(replace(unit, items=items)) for items in _parts_of(unit, part_bytes))
+        return (self._read_part(replace(unit, items=items)) for items in _parts_of(unit, ENCODE_BATCH_BYTES))
 
     def _read_part(self, unit: Unit) -> _ReadPart:
         started_ns = time.time_ns()
@@ -530,7 +524,7 @@ class _Job:
         fresh = [document for document, place in zip(part.text.documents, known, strict=True) if place is None]
         encoded = None
         if fresh and all(document.is_plain for document in fresh):
-            encoded = self._tokenizer.encode([document.parts[0].data for document in fresh])
+            encoded = self._tokenizer.encode_unchecked([document.parts[0].data for document in fresh])
         return replace(part, known=known, encoded=encoded)
 
     def _encode(self, unit: Unit, parts: Iterable[_ReadPart]) -> _Encoded:
@@ -567,7 +561,7 @@ class _Job:
         first = room.used
         loss_runs: list[list[int] | None]
         if part.encoded is None:
-            lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room, one_by_one=self._in_processes)
+            lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
         else:
             lengths = fill_room(room, self._tokenizer, part.encoded)
             loss_runs = [None] * len(lengths)

@@ -8,7 +8,7 @@ part with loss. Instances may be used by many threads; each thread gets an engin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -17,14 +17,7 @@ import numpy.typing as npt
 
 from penstock.errors import TokenizerError, nearest_first
 from penstock.sources import Document, Part, PartKind
-from penstock.tokenize.engines import (
-    Encoded,
-    Engine,
-    EngineChoice,
-    GigatokenEngine,
-    choose_engine,
-    engine_versions,
-)
+from penstock.tokenize.engines import Encoded, Engine, EngineChoice, choose_engine, engine_versions
 from penstock.tokenize.framed import FramedEncoder, needs_whole_documents
 from penstock.tokenize.specification import TokenizerSpec
 
@@ -87,16 +80,14 @@ class Tokenizer:
         Raises:
             TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
         """
-        ids, offsets = self._thread_engine().encode(texts)
-        # One pass at memory speed.
-        if ids.size:
+        ids, offsets = self.encode_unchecked(texts)
+        if ids.size:  # one pass at memory speed
             self.check(int(ids.max()))
         return ids, offsets
 
-    def encoder_of_one(self) -> Callable[[bytes], npt.NDArray[np.uint32]] | None:
-        """Gives the ids of one text on this thread, GIL held and unchecked (see `check`); None: `encode` is as fast."""
-        engine = self._thread_engine()
-        return engine.encode_one if isinstance(engine, GigatokenEngine) else None
+    def encode_unchecked(self, texts: Sequence[bytes]) -> Encoded:
+        """The same for whoever looks at each id anyway, and has the largest checked by `check`."""
+        return self._thread_engine().encode(texts)
 
     def encode_document(self, document: Document) -> tuple[npt.NDArray[np.uint32], LossRuns | None]:
         """Ids of one document of parts, begin and end tokens included, and the runs that carry loss (None: all)."""
