@@ -67,6 +67,48 @@ def test_each_worker_gets_its_units_in_ascending_order():
     assert all(history == sorted(history) for history in histories.values())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("parts", [0, 1, 2, 9])
+def test_parts_that_are_drawn_ahead_come_in_order(workers: int, parts: int):
+    results = run(
+        range(20),
+        workers,
+        read=lambda unit: ((unit, number) for number in range(parts)),
+        ahead=lambda part: (*part, "ahead"),
+        encode=lambda unit, drawn: list(drawn),
+    )
+    assert list(results) == [(n, [(n, number, "ahead") for number in range(parts)]) for n in range(20)]
+
+
+def test_parts_that_nobody_took_are_passed_over():
+    results = run(
+        range(20), 1, read=lambda unit: iter([unit] * 9), ahead=lambda part: part, encode=lambda _, drawn: next(drawn)
+    )
+    assert list(results) == [(unit, unit) for unit in range(20)]
+
+
+@pytest.mark.parametrize("stage", ["read", "ahead", "encode", "write"])
+@pytest.mark.parametrize("failing", [(0, 0), (3, 8), (19, 4)])
+def test_an_error_ahead_is_raised_at_its_unit(stage: str, failing: tuple[int, int]):
+    def step(name: str, unit: int, number: int) -> tuple[int, int]:
+        if (name, unit, number) == (stage, *failing):
+            raise InputError(f"part {number} of {unit} is bad", hint="mend it")
+        return unit, number
+
+    results = run(
+        range(20),
+        1,
+        read=lambda unit: (step("read", unit, number) for number in range(9)),
+        ahead=lambda part: step("ahead", *part),
+        encode=lambda unit, drawn: [step("encode", *part) for part in drawn],
+        write=lambda unit, tokens: [step("write", *part) for part in tokens],
+    )
+    done: list[Any] = []
+    with pytest.raises(InputError, match="is bad"):
+        done.extend(results)
+    assert done == [(unit, [(unit, number) for number in range(9)]) for unit in range(failing[0])]
+
+
 @pytest.mark.parametrize("stage", ["read", "encode", "write"])
 @pytest.mark.parametrize("failing", [0, 7, 29])
 def test_an_error_is_raised_at_its_unit_with_message_hint_and_trace(stage: str, failing: int):

@@ -4,7 +4,7 @@ Threads share one GIL, and what Python does for each document (open, hash, note 
 300 MB/s however many cores there are. A worker process reads and encodes a unit in one thread, without contention, and
 writes the one before in another, so that waiting for the disk stops nobody. The parent draws units, hands them out and
 yields results in order; a long walk can be drawn in yet another process. Only a number, the unit and a small result
-cross a pipe.
+cross a pipe. Where there are more cores than workers, a worker can have threads that read and encode ahead.
 
 A worker dies with its parent, whatever kills that. A worker that is killed (out of memory, say) ends the run with an
 error that says so; what it had finished is on the disk. Memory per worker: the unit being encoded and the one being
@@ -19,6 +19,7 @@ import gc
 import multiprocessing
 import multiprocessing.connection
 import os
+import queue
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from penstock.errors import WorkerDiedError
@@ -48,6 +50,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_TOP_PAD = -1, -3, -2
 _KEPT_BYTES = 2**30
 
 _NO_MORE = -1  # instead of a number: everything was sent
+# Of a thread that reads ahead: how many parts, and how long it may keep the GIL from the one that encodes.
+_PARTS_AHEAD = 3
+_SWITCH_SECONDS = 0.0005
 _Message = tuple[int, Any, BaseException | None, str]
 """Number, result, and if there is an error instead, that and its trace."""
 
@@ -92,10 +97,14 @@ def run_units_in_processes(
     encode: Callable[[Unit, Text], Tokens],
     write: Callable[[Unit, Tokens], Result],
     workers: int,
+    ahead: Callable[[Any], Any] | None = None,
 ) -> Iterator[tuple[Unit, Result]]:
     """Yields each unit with its result, in the order of the units. The first error stops the rest and is raised.
 
-    The three functions are inherited by the fork, so they may be closures; units and results are pickled.
+    The functions are inherited by the fork, so they may be closures; units and results are pickled. With `ahead` what
+    `read` gives is the parts of a unit, one after the other: a thread of the worker draws them, another applies `ahead`
+    to each, and `encode` takes what came of it. For machines with more cores than workers, and an `ahead` that releases
+    the GIL.
     """
     crew: list[_Worker] = []
     supply = _Supply(units)
@@ -105,12 +114,12 @@ def run_units_in_processes(
     _give_back_freed_memory()
     try:
         for _ in range(workers):
-            crew.append(_fork(_work, crew, read, encode, write))
+            crew.append(_fork(_work, crew, read, encode, write, ahead))
         while True:
-            for worker in crew:
-                while worker.is_free and (numbered := supply.take()):
-                    number, in_work[number] = numbered
-                    _hand_out(worker, *numbered)
+            # To the one with the least to do: behind another's unit it would wait while this one idles.
+            while (worker := min(crew, key=_number_in_hand)).is_free and (numbered := supply.take()):
+                number, in_work[number] = numbered
+                _hand_out(worker, *numbered)
             if not in_work:
                 break
             # All hands are busy: walk on, and wait for news only when the walk is over.
@@ -136,7 +145,7 @@ def run_side_by_side(units: Sequence[Unit], work: Callable[[Unit], Result]) -> l
     succeeded = False
     try:
         for number, unit in enumerate(units[1:]):
-            crew.append(_fork(_work, crew, work, _second, _second))
+            crew.append(_fork(_work, crew, work, _second, _second, None))
             _hand_out(crew[-1], number, unit)
         results = [work(unit) for unit in units[:1]]
         results += [_receive(worker)[1] for worker in crew]
@@ -192,6 +201,10 @@ class _Supply(Generic[Unit]):
         if not self._drawn and not self.is_over:
             self.draw()
         return self._drawn.popleft() if self._drawn else None
+
+
+def _number_in_hand(worker: _Worker) -> int:
+    return len(worker.in_hand)
 
 
 def _hand_out(worker: _Worker, number: int, unit: Any) -> None:
@@ -268,6 +281,7 @@ def _work(
     read: Callable[[Any], Any],
     encode: Callable[[Any, Any], Any],
     write: Callable[[Any, Any], Any],
+    ahead: Callable[[Any], Any] | None,
 ) -> None:
     """The life of a worker process."""
     _begin(not_ours, parent)
@@ -284,23 +298,101 @@ def _work(
             room_for_writing.release()
         _send(connection, message)
 
-    def attempt(unit: Any) -> Callable[[], Any]:
+    def attempt(unit: Any, parts: Callable[[], Any]) -> Callable[[], Any]:
         try:
-            tokens = encode(unit, read(unit))
+            tokens = encode(unit, parts())
         except BaseException as error:  # noqa: BLE001  likewise
             return _raiser(error)
         return lambda: write(unit, tokens)
 
+    units = _received(connection)
+    work: _Work
+    if ahead is None:
+        work = ((number, unit, partial(read, unit)) for number, unit in units)
+    else:
+        work = _drawn_ahead(units, read, ahead)
     with ThreadPoolExecutor(1, "penstock-write") as writer:
-        while True:
-            try:
-                number, unit = connection.recv()
-            except (EOFError, ConnectionResetError):
-                return
-            make = attempt(unit)
+        for number, unit, parts in work:
+            make = attempt(unit, parts)
             room_for_writing.acquire()
             writer.submit(report, number, make)
             del make  # or the unit's tokens would live until the next one is encoded
+
+
+def _received(connection: _Connection) -> Iterator[tuple[int, Any]]:
+    """Numbered units, until the parent closes the pipe."""
+    while True:
+        try:
+            yield connection.recv()
+        except (EOFError, ConnectionResetError):
+            return
+
+
+_Work = Iterator[tuple[int, Any, Callable[[], Any]]]
+
+
+def _drawn_ahead(
+    units: Iterator[tuple[int, Any]], read: Callable[[Any], Iterable[Any]], ahead: Callable[[Any], Any]
+) -> _Work:
+    """The units, and of each something that gives its parts, which two threads draw before they are asked for."""
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    drawn: queue.Queue[Any] = queue.Queue(_PARTS_AHEAD)
+    ready: queue.Queue[Any] = queue.Queue(_PARTS_AHEAD)
+
+    def draw() -> None:
+        for numbered in units:
+            drawn.put((numbered, None))
+            try:
+                for part in read(numbered[1]):
+                    drawn.put((part, None))
+            except BaseException as error:  # noqa: BLE001  raised where the parts are taken
+                drawn.put((None, error))
+            drawn.put(None)
+        drawn.put(None)
+
+    def apply() -> None:
+        while (numbered := drawn.get()) is not None:
+            ready.put(numbered)
+            while (given := drawn.get()) is not None:
+                part, error = given
+                try:
+                    ready.put((ahead(part) if error is None else None, error))
+                except BaseException as failure:  # noqa: BLE001  likewise
+                    ready.put((None, failure))
+            ready.put(None)
+        ready.put(None)
+
+    for life, name in ((draw, "penstock-read"), (apply, "penstock-encode")):
+        threading.Thread(target=life, name=name, daemon=True).start()
+    while (numbered := ready.get()) is not None:
+        parts = _PartsOfUnit(ready)
+        yield *numbered[0], partial(iter, parts)
+        parts.pass_over()  # whoever took them may have failed before the last
+
+
+class _PartsOfUnit:
+    """What a queue holds up to the next None: parts, each with an error that is raised in its place, or None."""
+
+    def __init__(self, waiting: queue.Queue[Any]) -> None:
+        self._waiting = waiting
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[Any]:
+        while (given := self._next()) is not None:
+            part, error = given
+            if error is not None:
+                raise error
+            yield part
+
+    def pass_over(self) -> None:
+        """Takes the rest."""
+        while self._next() is not None:
+            pass
+
+    def _next(self) -> Any:
+        given = None if self._is_over else self._waiting.get()
+        self._is_over = given is None
+        return given
 
 
 def _draw(connection: _Connection, not_ours: list[_Connection], parent: int, items: Iterable[Any]) -> None:

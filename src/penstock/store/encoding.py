@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from penstock import fs
 from penstock.hashing import strong_hash
+from penstock.native import native
 from penstock.sources import Document
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.engines import Encoded
 
-__all__ = ["Room", "Rooms", "content_hash", "encode_documents"]
+__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room", "place_in_python"]
 
 # Each call costs 0.3 ms besides the encoding, so that 1 MiB a call takes a tenth longer; 8 MiB are no faster. So it is
 # where the allocator keeps what is freed, as in worker processes; elsewhere the ids of each call are fresh pages.
@@ -38,40 +39,70 @@ def content_hash(document: Document) -> bytes:
 
 
 def encode_documents(
-    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room | None = None
-) -> tuple[npt.NDArray[Any], list[int], list[list[int] | None]]:
-    """One flat array in store width, each document's length in it, and its loss runs (None: everything carries loss).
+    tokenizer: Tokenizer, documents: Sequence[Document], *, room: Room
+) -> tuple[list[int], list[list[int] | None]]:
+    """Adds documents to a room, in store width; each one's length there, and its loss runs (None: all carries loss).
 
     Plain documents are encoded in native calls of about `ENCODE_BATCH_BYTES`; the copy that narrows ids to the store's
     width also makes room for the begin and end tokens, so each token is written once.
     """
-    room = room or Room(tokenizer.dtype)
-    room.empty(capacity=sum([document.num_bytes for document in documents]) + len(documents))
     lengths: list[int] = []
     loss_runs: list[list[int] | None] = []
     for batch in _batches(documents):
         for is_plain, run in itertools.groupby(batch, operator.attrgetter("is_plain")):
             if is_plain:
-                run_lengths = _fill(room, tokenizer, tokenizer.encode([document.parts[0].data for document in run]))
+                run_lengths = fill_room(
+                    room, tokenizer, tokenizer.encode_unchecked([document.parts[0].data for document in run])
+                )
                 lengths += run_lengths
                 loss_runs += [None] * len(run_lengths)
                 continue
             for document in run:
-                own_ids, runs = tokenizer.encode_document(document)
-                room.take(len(own_ids))[:] = own_ids
-                lengths.append(len(own_ids))
-                loss_runs.append(_flat(runs))
-    return room.filled(), lengths, loss_runs
+                _add_parts(tokenizer, document, room, lengths, loss_runs)
+    return lengths, loss_runs
 
 
-def _fill(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
-    """Puts texts into the room, each with begin and end tokens around it; their lengths with these."""
+def _add_parts(
+    tokenizer: Tokenizer, document: Document, room: Room, lengths: list[int], loss_runs: list[list[int] | None]
+) -> None:
+    ids, runs = tokenizer.encode_document(document)
+    room.take(len(ids))[:] = ids
+    lengths.append(len(ids))
+    loss_runs.append(_flat(runs))
+
+
+def fill_room(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
+    """Puts texts into the room, each with begin and end tokens around it; their lengths with these.
+
+    Raises:
+        TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
+    """
     ids, borders = encoded
-    begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype)
-    added = len(begin) + 1
+    added = len(tokenizer.spec.begin_ids) + 1
     count = len(borders) - 1
     target = room.take(len(ids) + added * count)
-    ends = borders[1:] + added * np.arange(1, count + 1)
+    if native is not None:
+        begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype).tobytes()
+        end = np.array([tokenizer.end_id], tokenizer.dtype).tobytes()
+        tokenizer.check(native.place(ids, borders, target, begin, end))
+    else:
+        tokenizer.check(int(ids.max(initial=0)))
+        place_in_python(ids, borders, target, tokenizer.spec.begin_ids, tokenizer.end_id)
+    lengths: list[int] = (np.diff(borders) + added).tolist()
+    return lengths
+
+
+def place_in_python(
+    ids: npt.NDArray[np.uint32],
+    borders: npt.NDArray[np.int64],
+    target: npt.NDArray[Any],
+    begin_ids: Sequence[int],
+    end_id: int,
+) -> None:
+    """Fills the target with texts, each between begin and end tokens."""
+    begin = np.array(begin_ids, target.dtype)
+    added = len(begin) + 1
+    ends = borders[1:] + added * np.arange(1, len(borders))
     # A slice costs half a microsecond, so the loop does nothing else.
     place = len(begin)
     first, *others = borders.tolist()
@@ -79,11 +110,9 @@ def _fill(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
         target[place : place + last - first] = ids[first:last]
         place += last - first + added
         first = last
-    target[ends - 1] = tokenizer.end_id
-    lengths: list[int] = (np.diff(borders) + added).tolist()
+    target[ends - 1] = end_id
     for number, token in enumerate(begin):
-        target[ends - lengths + number] = token
-    return lengths
+        target[ends - np.diff(borders) - added + number] = token
 
 
 class Room:
@@ -91,27 +120,27 @@ class Room:
 
     def __init__(self, dtype: np.dtype[Any]) -> None:
         self._array = _aligned(0, dtype)
-        self._used = 0
+        self.used = 0
 
     def empty(self, *, capacity: int) -> None:
         """Makes room for about so many tokens; what was in it is gone."""
         if capacity > len(self._array):
             # With a margin: units differ a little in size, and each new array is faulted in page by page.
             self._array = _aligned(capacity + capacity // 4, self._array.dtype)
-        self._used = 0
+        self.used = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
         """The next `count` places, to be filled now."""
-        if self._used + count > len(self._array):
+        if self.used + count > len(self._array):
             larger = _aligned(2 * len(self._array) + count, self._array.dtype)
-            larger[: self._used] = self._array[: self._used]
+            larger[: self.used] = self._array[: self.used]
             self._array = larger
-        self._used += count
-        return self._array[self._used - count : self._used]
+        self.used += count
+        return self._array[self.used - count : self.used]
 
     def filled(self) -> npt.NDArray[Any]:
         """Everything taken so far."""
-        return self._array[: self._used]
+        return self._array[: self.used]
 
 
 def _aligned(count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -16,8 +16,8 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from penstock.engines import (
     settled_objects,
 )
 from penstock.errors import InputError, NotAStoreError, StoreError, TokenizerError
+from penstock.hardware import available_cores
 from penstock.hashing import canonical_json, checksum_hex, digest_of, strong_hash, token_hash
 from penstock.sources import (
     DEFAULT_UNIT_BYTES,
@@ -51,7 +52,7 @@ from penstock.store.blocklist import Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
 from penstock.store.commit import commit_version, write_tokenizer
 from penstock.store.decisions import Decisions, differences
-from penstock.store.encoding import Room, Rooms, content_hash, encode_documents
+from penstock.store.encoding import ENCODE_BATCH_BYTES, Room, Rooms, content_hash, encode_documents, fill_room
 from penstock.store.index import VersionIndex, build_index, skips_before_index
 from penstock.store.known import KnownDocuments, Place, SegmentTokens, document_rows
 from penstock.store.layout import (
@@ -71,6 +72,7 @@ from penstock.store.reader import Store, list_versions, open_store
 from penstock.store.space import Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, group_hash, splits_of_sources
 from penstock.store.writer import (
+    DOCUMENT_SCHEMA,
     EncodedUnit,
     UnitRecord,
     arrow_array,
@@ -79,6 +81,7 @@ from penstock.store.writer import (
     write_unit,
 )
 from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
+from penstock.tokenize.engines import Encoded
 
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
@@ -184,14 +187,14 @@ def prepare(
             [source.name for source in sources], decisions.shares
         )  # wrong words are refused before all else
     _refuse_foreign_folder(out)
-    with fs.fail_as_disk_error(f"writing the store {out}"):
+    with fs.fail_as_disk_error(f"writing the store {out}"), _walk_beside(sources, out, options) as walk:
         is_new = not out.exists()
         for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, CACHE):
             fs.make_folder(out / folder)
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
                 tokenizer = tokenizer or _default_tokenizer(out, sources, options)
-                with contextlib.closing(_Job(out, sources, tokenizer, options, on_note)) as job:
+                with contextlib.closing(_Job(out, sources, tokenizer, options, on_note, walk)) as job:
                     return job.run(started, on_progress)
             except (InputError, TokenizerError):
                 if is_new and not list_versions(out):  # another process may have been faster, and luckier
@@ -223,8 +226,10 @@ class _Job:
         tokenizer: Tokenizer,
         options: PrepareOptions,
         on_note: Note | None,
+        walk: _Walk | None = None,
     ) -> None:
         self._out = out
+        self._walk_beside = walk
         self._sources = {source.name: source for source in sources}
         self._tokenizer = tokenizer
         self._options = options
@@ -234,8 +239,8 @@ class _Job:
         self._version = (versions[-1] if versions else 0) + 1
         self._known = KnownDocuments(self._previous, tokenizer)
         self._rooms = Rooms(tokenizer.dtype)
-        wanted = options.workers > 1 if options.processes is None else options.processes
-        self._in_processes = wanted and can_fork()
+        self._in_processes = _uses_processes(options)
+        self._reads_ahead = self._in_processes and available_cores() > options.workers
         self._done_in_walk: dict[str, _Counts] = {}  # by the unit's fingerprint
         self._units_taken_over = 0
         self._documents_reused = 0
@@ -438,19 +443,11 @@ class _Job:
                 yield from self._walk_anew(source, memory)
 
     def _walk_anew(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
-        """The units of a source of which nothing is remembered.
-
-        If the first is full, there will be others: these are walked in a process beside, while the tokenizer is loaded,
-        and when the workers begin they have all cores.
-        """
-        units = source.units(self._options.unit_bytes)
-        first = list(itertools.islice(units, 1))
-        with contextlib.ExitStack() as stack:
-            if self._in_processes and any(unit.input_bytes >= self._options.unit_bytes for unit in first):
-                units = stack.enter_context(drawn_beside(units))
-            for unit in itertools.chain(first, units):
-                memory.saw_files(unit)
-                yield unit
+        """The units of a source of which nothing is remembered."""
+        walk = self._walk_beside
+        for unit in source.units(self._options.unit_bytes) if walk is None else walk.units_of(source.name):
+            memory.saw_files(unit)
+            yield unit
 
     def _walk_again(self, source: FilesSource, memory: SourceMemory) -> Iterator[Unit]:
         """The units of files that changed. Where many are remembered, the walk is shared among processes.
@@ -493,37 +490,93 @@ class _Job:
         units = itertools.chain(first, units)
         if self._in_processes and len(first) > 1:  # to fork for one unit takes longer than it helps
             return run_units_in_processes(
-                units, read=self._read, encode=self._encode, write=self._write_unit, workers=workers
+                units,
+                read=self._read_in_parts,
+                encode=self._encode,
+                write=self._write_unit,
+                workers=workers,
+                ahead=self._encode_ahead if self._reads_ahead else None,
             )
         # Walked before the work, not beside it: two threads of Python would take turns at the GIL, and lose by it.
         return run_units(list(units), read=self._read, encode=self._encode, write=self._write_unit, workers=workers)
 
-    def _read(self, unit: Unit) -> _ReadUnit:
+    def _read(self, unit: Unit) -> Iterable[_ReadPart]:
         """Documents, clean, and their content hashes."""
+        return [self._read_part(unit)]
+
+    def _read_in_parts(self, unit: Unit) -> Iterable[_ReadPart]:
+        """The same in parts, each for one call of the encoder, read as they are asked for."""
+        if not isinstance(self._sources[unit.source], FilesSource):
+            return self._read(unit)
+        return (self._read_part(replace(unit, items=items)) for items in _parts_of(unit, ENCODE_BATCH_BYTES))
+
+    def _read_part(self, unit: Unit) -> _ReadPart:
         started_ns = time.time_ns()
         text = self._cleaning[unit.source].clean(self._sources[unit.source].read(unit))
         hashes = [content_hash(document) for document in text.documents]
         if self._blocklist.rules:
             text, hashes = self._blocklist.without_blocked(text, hashes)
-        return _ReadUnit(text=text, content_hashes=hashes, started_ns=started_ns)
+        return _ReadPart(text=text, content_hashes=hashes, started_ns=started_ns)
 
-    def _encode(self, unit: Unit, read: _ReadUnit) -> _Encoded:
+    def _encode_ahead(self, part: _ReadPart) -> _ReadPart:
+        """The same part with the ids of its documents, where all that are new are plain."""
+        known = self._known.find_all(part.content_hashes)
+        fresh = [document for document, place in zip(part.text.documents, known, strict=True) if place is None]
+        encoded = None
+        if fresh and all(document.is_plain for document in fresh):
+            encoded = self._tokenizer.encode_unchecked([document.parts[0].data for document in fresh])
+        return replace(part, known=known, encoded=encoded)
+
+    def _encode(self, unit: Unit, parts: Iterable[_ReadPart]) -> _Encoded:
         """Ids of a unit's documents, in store width, with begin and end tokens in place."""
-        documents, contents = read.text.documents, read.content_hashes
         damaged_before = self._known.damaged
-        known = self._known.find_all(contents)
-        fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
         room = self._rooms.borrow()
-        payload, lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
-        borders = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
-        starts = borders.tolist()
-        new_places = iter(
-            (None, starts[n], lengths[n], token_hash(payload[starts[n] : starts[n + 1]]), loss_runs[n])
-            for n in range(len(fresh))
+        room.empty(capacity=unit.input_bytes)
+        columns: dict[str, list[Any]] = {column.name: [] for column in DOCUMENT_SCHEMA}
+        skips = SkipTally()
+        left_out: list[tuple[bytes, str]] = []
+        skips.merge([unit.skips])
+        started_ns, reused = 0, 0
+        for part in parts:
+            started_ns = started_ns or part.started_ns
+            reused += self._encode_part(unit, part, room, columns)
+            skips.merge([part.text.skips])
+            left_out += part.text.skips.each or ()
+        encoded = EncodedUnit(
+            payload=room.filled(),
+            columns=columns,
+            skips=skips,
+            left_out=left_out,
+            input_bytes=unit.input_bytes,
+            started_ns=started_ns,
         )
-        places = [place or next(new_places) for place in known]
+        repaired = self._known.damaged - damaged_before
+        return _Encoded(unit=encoded, room=room, reused=reused, repaired=repaired)
+
+    def _encode_part(self, unit: Unit, part: _ReadPart, room: Room, columns: dict[str, list[Any]]) -> int:
+        """Adds documents to the room and to the columns; returns how many of them were known."""
+        documents, contents = part.text.documents, part.content_hashes
+        known = self._known.find_all(contents) if part.known is None else part.known
+        fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
+        first = room.used
+        loss_runs: list[list[int] | None]
+        if part.encoded is None:
+            lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
+        else:
+            lengths = fill_room(room, self._tokenizer, part.encoded)
+            loss_runs = [None] * len(lengths)
+        payload = room.filled()
+        borders = np.concatenate([[first], first + np.cumsum(lengths, dtype=np.int64)])
+        starts = borders.tolist()
+        places: list[Place] = [
+            (None, start, length, token_hash(payload[start : start + length]), runs)
+            for start, length, runs in zip(starts, lengths, loss_runs, strict=False)
+        ]
+        if len(fresh) < len(documents):
+            new_places = iter(places)
+            places = [place or next(new_places) for place in known]
         seed = self._options.seed
-        columns: dict[str, list[Any]] = {
+        more: dict[str, Iterable[Any]] = {
             "key": [document.key for document in documents],
             "group_hash": [group_hash(document.group, seed=seed) for document in documents],
             "source": [unit.source] * len(documents),
@@ -535,25 +588,14 @@ class _Job:
             "language": [document.language for document in documents],
             "facts": [document.facts for document in documents],
             "content_hash": contents,
-            "token_hash": [place[3] for place in places],
-            "segment": [place[0] for place in places],
-            "offset": [place[1] for place in places],
-            "length": [place[2] for place in places],
-            "loss_runs": [place[4] for place in places],
-            "signature": self._signatures(payload, borders, known),
+            "signature": self._signatures(payload[first:], borders - first, known),
+            **dict(
+                zip(("segment", "offset", "length", "token_hash", "loss_runs"), zip(*places, strict=True), strict=False)
+            ),
         }
-        skips = SkipTally()
-        skips.merge([unit.skips, read.text.skips])
-        encoded = EncodedUnit(
-            payload=payload,
-            columns=columns,
-            skips=skips,
-            left_out=read.text.skips.each or (),
-            input_bytes=unit.input_bytes,
-            started_ns=read.started_ns,
-        )
-        repaired = self._known.damaged - damaged_before
-        return _Encoded(unit=encoded, room=room, reused=len(documents) - len(fresh), repaired=repaired)
+        for name, values in more.items():
+            columns[name] += values
+        return len(documents) - len(fresh)
 
     def _signatures(
         self, payload: npt.NDArray[Any], borders: npt.NDArray[np.int64], known: Sequence[Place | None]
@@ -601,6 +643,39 @@ class _Job:
         return record
 
 
+class _Walk:
+    """Units of several sources, one source after the other, as a process beside finds them."""
+
+    def __init__(self, units: Iterator[Unit]) -> None:
+        self._units = units
+        self._next: Unit | None = None  # the first unit of another source, met when the one before was over
+
+    def units_of(self, source: str) -> Iterator[Unit]:
+        """Those of one source. Sources are asked for in the order of the walk."""
+        if self._next is None:
+            self._next = next(self._units, None)
+        while self._next is not None and self._next.source == source:
+            yield self._next
+            self._next = next(self._units, None)
+
+
+@contextlib.contextmanager
+def _walk_beside(sources: Sequence[Source], out: Path, options: PrepareOptions) -> Iterator[_Walk | None]:
+    """For a new store of files: a process that walks while this one loads the tokenizer; when the workers begin, they
+    have all cores. A store that exists remembers files, and walks otherwise."""
+    files = [source for source in sources if isinstance(source, FilesSource)]
+    if not files or list_versions(out) or not _uses_processes(options):
+        yield None
+        return
+    with drawn_beside(unit for source in files for unit in source.units(options.unit_bytes)) as units:
+        yield _Walk(units)
+
+
+def _uses_processes(options: PrepareOptions) -> bool:
+    wanted = options.workers > 1 if options.processes is None else options.processes
+    return wanted and can_fork()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _WalkedStretch:
     """A part of a walk over files that are remembered.
@@ -617,12 +692,14 @@ class _WalkedStretch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _ReadUnit:
-    """A unit between reader and encoder."""
+class _ReadPart:
+    """A unit, or a part of one, between reader and encoder; perhaps with what the encoder made of it."""
 
     text: UnitText
     content_hashes: list[bytes]
     started_ns: int
+    known: list[Place | None] | None = None
+    encoded: Encoded | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -633,6 +710,18 @@ class _Encoded:
     room: Room
     reused: int
     repaired: int
+
+
+def _parts_of(unit: Unit, part_bytes: int) -> Iterator[tuple[Any, ...]]:
+    """The files of a unit in runs of about that size."""
+    first, size = 0, 0
+    for number, (_, file_size) in enumerate(unit.items, 1):
+        size += file_size
+        if size >= part_bytes:
+            yield unit.items[first:number]
+            first, size = number, 0
+    if first < len(unit.items):
+        yield unit.items[first:]
 
 
 def _decisions(options: PrepareOptions, *, previous: Store | None, blocklist: Blocklist) -> Decisions:

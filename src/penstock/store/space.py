@@ -16,7 +16,7 @@ from penstock.errors import DiskError, InputError
 from penstock.hashing import strong_hash
 from penstock.sources import Source
 from penstock.sources.hygiene import Cleaning
-from penstock.store.encoding import encode_documents
+from penstock.store.encoding import Room, encode_documents
 from penstock.tokenize import Tokenizer
 
 __all__ = ["Estimate", "SpaceGuard", "estimate", "free_bytes"]
@@ -55,10 +55,12 @@ def estimate(
     # By the key, not the unit: a few documents of every unit say more than all of a few units.
     limit = min(1.0, SAMPLE_BYTES / max(total, 1)) * 2**64
     documents, text_bytes, tokens = 0, 0, 0
+    room = Room(tokenizer.dtype)
     for source, unit in units:
         wanted = _hashed_below(limit) if limit < 2**64 else None
         text = cleaning[source.name].clean(source.read(unit, wanted=wanted))
-        _, lengths, _ = encode_documents(tokenizer, text.documents)
+        room.empty(capacity=unit.input_bytes)
+        lengths, _ = encode_documents(tokenizer, text.documents, room=room)
         documents += len(text.documents)
         tokens += sum(lengths)
         text_bytes += sum(document.byte_end - document.byte_start for document in text.documents)
