@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --quiet 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/' | expand -t 18
 
-$(READY): pyproject.toml constraints.txt hatch_build.py src/penstock/_native.c
+$(READY): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing penstock and what it needs (a few minutes the first time)"
 	@$(PIP) --editable '.[torch,dev]'

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "penstock"
-FOUNDATION = ["errors", "native", "hashing", "fs", "hardware", "runlog"]
+FOUNDATION = ["errors", "hashing", "fs", "hardware", "runlog"]
 FLOW = ["engines", "sources", "tokenize", "store", "pack", "load", "export", "train", "report", "bench", "cli"]
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
@@ -46,7 +46,7 @@ def test_imports_point_one_way(path: Path):
     home = home_of(path)
     if home in ("__init__", "__main__"):
         return  # the public names and the entry point reach everything, lazily
-    order = ["_native", *FOUNDATION, *FLOW]  # the first is the C extension, which `native` gives to all
+    order = [*FOUNDATION, *FLOW]
     for other, line in imported_homes(path):
         if other == "__version__":
             continue

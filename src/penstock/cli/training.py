@@ -291,12 +291,13 @@ def _repository(path: Path) -> str:
 
 def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog, adaptation: Adaptation | None) -> None:
     from penstock.hardware import default_workers, probe
-    from penstock.sources import closing_all, sources_from_inputs
+    from penstock.sources import closing_all, leave_alone, sources_from_inputs
     from penstock.store import PrepareOptions, prepare
     from penstock.tokenize import load_tokenizer
 
     with log.phase("prepare") as detail:
         sources = sources_from_inputs(words)
+        leave_alone(sources, out.parent)  # the run may lie inside its own input
         loaded = load_tokenizer(tokenizer) if tokenizer else None
         workers = (adaptation.workers if adaptation else None) or default_workers(probe())
         split = (adaptation.split if adaptation else None) or PrepareOptions.split

@@ -1,7 +1,7 @@
 """Stage 1: bytes -> Document."""
 
 from penstock.sources.document import Document, Part, PartKind, SkipTally, printable
-from penstock.sources.files import FileOptions, FilesSource
+from penstock.sources.files import FileOptions, FilesSource, leave_alone
 from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
 from penstock.sources.records.templates import TemplateRenderer, TemplateVocabulary
@@ -32,6 +32,7 @@ __all__ = [
     "Unit",
     "UnitText",
     "closing_all",
+    "leave_alone",
     "printable",
     "sources_from_inputs",
 ]

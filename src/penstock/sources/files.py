@@ -18,18 +18,18 @@ import stat
 import struct
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from penstock import fs
 from penstock.hashing import strong_hash
-from penstock.native import native
 from penstock.sources.document import Document, Part, SkipTally
-from penstock.sources.hygiene import PROBLEMS, RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
-from penstock.sources.source import Unit, UnitText
+from penstock.sources.hygiene import RULES_VERSION, VENDORED_FOLDERS, PathRules, content_problem, language_of
+from penstock.sources.source import Source, Unit, UnitText
 
-__all__ = ["PACKED_FACTS", "FileEntry", "FileItem", "FileOptions", "FilesSource", "Stretch"]
+__all__ = ["PACKED_FACTS", "FileEntry", "FileItem", "FileOptions", "FilesSource", "Stretch", "leave_alone"]
 
 DEFAULT_MAX_FILE_BYTES = 16 * 2**20
 
@@ -41,11 +41,6 @@ FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 PACKED_FACTS = struct.Struct("<4q")
 """Size, modified and changed in ns, inode: what tells whether a file changed."""
-SIZE = struct.Struct("<q")
-
-ListedEntry = tuple[bytes, str, bytes | None]
-"""Name of a folder's entry; f for a file, d for a folder, l for a link, s for anything else; a file's packed facts,
-unless it vanished or nobody asked."""
 
 FileEntry = tuple[bytes, bytes | None, str | None]
 """Relative path, of a folder with a slash behind it; of a file, its packed facts or the reason to leave it out."""
@@ -118,6 +113,7 @@ class FilesSource:
         self._root = os.fsencode(root)
         self._options = options or FileOptions()
         self._outside = outside
+        self._left_alone: set[bytes] = set()  # relative paths of folders
         self._key_prefix = name.encode() + b"/"
         self._rules = PathRules(include=self._options.include, exclude=self._options.exclude)
         self._has_rules = bool(self._options.include or self._options.exclude)
@@ -126,6 +122,11 @@ class FilesSource:
     def location(self) -> str:
         """Absolute path of the root."""
         return os.fsdecode(os.path.abspath(self._root))
+
+    def leave_alone(self, folder: Path) -> None:
+        """Takes a folder for no part of this source, neither read nor counted."""
+        relative = os.path.relpath(os.path.realpath(os.fsencode(folder)), os.path.realpath(self._root))
+        self._left_alone.add(relative)  # one that begins with .. is met nowhere
 
     def options(self) -> dict[str, Any]:
         """What decides which documents come out."""
@@ -167,37 +168,30 @@ class FilesSource:
         """Reads each file once; what was read is what is hashed and encoded, even if the file changes meanwhile."""
         text = UnitText(documents=[], skips=SkipTally(each=[]))
         documents, skips = text.documents, text.skips
-        with closing(_OpenFolder(self._root)) as folder, closing(_SeenFiles(self._root)) as seen:
+        with closing(_OpenFolder(self._root)) as folder:
             for path, size in unit.items:
                 key = self._key(path)
                 if wanted is not None and not wanted(key):
                     continue
-                data = seen.text(path, size)
+                data = self._read_file(folder, path, size)
                 if data is None:
-                    data = self._text_of_file(folder, path, size)
-                if type(data) is not bytes:
-                    skips.add(data, key)  # type: ignore[arg-type]  # the reason
-                    continue
-                document = Document(
-                    key=key,
-                    group=key,
-                    path=path,
-                    byte_start=0,
-                    byte_end=len(data),
-                    parts=(Part(data=data),),
-                    language=language_of(path or self._root),
-                )
-                documents.append(document)
+                    skips.add("unreadable", key)
+                elif len(data) > self._options.max_file_bytes:
+                    skips.add("too-large", key)  # it grew since the walk
+                elif reason := content_problem(data):
+                    skips.add(reason, key)
+                else:
+                    document = Document(
+                        key=key,
+                        group=key,
+                        path=path,
+                        byte_start=0,
+                        byte_end=len(data),
+                        parts=(Part(data=data),),
+                        language=language_of(path or self._root),
+                    )
+                    documents.append(document)
         return text
-
-    def _text_of_file(self, folder: _OpenFolder, path: bytes, size: int) -> bytes | str:
-        """The file's bytes, or the reason to leave it out."""
-        data = self._read_file(folder, path, size)
-        if data is None:
-            return "unreadable"
-        if len(data) > self._options.max_file_bytes:
-            return "too-large"  # it grew since the walk
-        return content_problem(data) or data
 
     def close(self) -> None:
         """Nothing stays open between units."""
@@ -252,6 +246,8 @@ class FilesSource:
                     yield path, facts, reason
                     continue
                 folder = path[:-1]
+                if folder in self._left_alone:
+                    continue
                 below = inherited or self._folder_problem(folder.rpartition(b"/")[2])
                 try:
                     levels.append((iter(self._listing(folder, below, stretch)), below))
@@ -286,31 +282,47 @@ class FilesSource:
         entries: list[FileEntry] = []
         # This loop is most of a rerun in which little changed: what it needs is at hand, and calls are few.
         is_whole, number_of, recognise = stretch.covers(prefix), stretch.known.get, stretch.recognised.append
-        outside, has_rules, largest = self._outside, self._has_rules, self._options.max_file_bytes
+        outside, has_rules, largest, pack = (
+            self._outside,
+            self._has_rules,
+            self._options.max_file_bytes,
+            PACKED_FACTS.pack,
+        )
         try:
-            for name, kind, packed in _listed(descriptor, inherited is None):
-                if name in outside:
-                    continue
-                path = prefix + name
-                if kind == "d":
-                    if is_whole or stretch.touches(path + b"/"):
-                        entries.append((path + b"/", None, None))
-                    continue
-                if not is_whole and not stretch.holds(path):
-                    continue
-                reason = inherited
-                if reason is None and (kind != "f" or has_rules or name[0] == DOT):
-                    reason = self._name_problem(kind, name, path)
-                if reason is None and packed is not None and SIZE.unpack_from(packed)[0] > largest:
-                    reason = "too-large"
-                if reason is not None or packed is None:
-                    entries.append((path, None, reason or "unreadable"))  # it vanished since it was listed
-                    continue
-                number = number_of(path + packed)
-                if number is None:
-                    entries.append((path, packed, None))
-                else:
-                    recognise(number)
+            with os.scandir(descriptor) as scan:
+                for entry in scan:
+                    name = entry.name.encode(FILE_NAME_ENCODING, FILE_NAME_ERRORS)  # os.fsencode, at half its cost
+                    if name in outside:
+                        continue
+                    path = prefix + name
+                    is_file = entry.is_file(follow_symlinks=False)
+                    if not is_file and entry.is_dir(follow_symlinks=False):
+                        if is_whole or stretch.touches(path + b"/"):
+                            entries.append((path + b"/", None, None))
+                        continue
+                    if not is_whole and not stretch.holds(path):
+                        continue
+                    reason = inherited
+                    if reason is None and (not is_file or has_rules or name[0] == DOT):
+                        reason = self._name_problem(entry, name, path)
+                    if reason is not None:
+                        entries.append((path, None, reason))
+                        continue
+                    try:  # asked while the folder is open: half of what it costs by whole path
+                        facts = entry.stat(follow_symlinks=False)
+                    except OSError:
+                        entries.append((path, None, "unreadable"))  # it vanished since it was listed
+                        continue
+                    size = facts.st_size
+                    if size > largest:
+                        entries.append((path, None, "too-large"))
+                        continue
+                    packed = pack(size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+                    number = number_of(path + packed)
+                    if number is None:
+                        entries.append((path, packed, None))
+                    else:
+                        recognise(number)
         finally:
             os.close(descriptor)
         entries.sort(key=_PATH)
@@ -323,10 +335,10 @@ class FilesSource:
             return "vendored"
         return None
 
-    def _name_problem(self, kind: str, name: bytes, path: bytes) -> str | None:
-        """The reason to leave a file out that its folder's listing tells already."""
-        if kind != "f":
-            return "symlink" if kind == "l" else "special"
+    def _name_problem(self, entry: os.DirEntry[str], name: bytes, path: bytes) -> str | None:
+        """The reason to leave a file out that its folder's listing tells already, without a system call."""
+        if not entry.is_file(follow_symlinks=False):
+            return "symlink" if entry.is_symlink() else "special"
         if not self._options.hidden and name.startswith(b"."):
             return "hidden"
         return self._rules.problem(path) if self._has_rules else None
@@ -335,27 +347,18 @@ class FilesSource:
         return "too-large" if facts.st_size > self._options.max_file_bytes else None
 
 
-def listed_in_python(descriptor: int, with_facts: bool, /) -> Iterator[ListedEntry]:
-    """What a folder holds; the extension's `list_folder` gives the same."""
-    with os.scandir(descriptor) as scan:
-        for entry in scan:
-            name = entry.name.encode(FILE_NAME_ENCODING, FILE_NAME_ERRORS)  # os.fsencode, at half its cost
-            if not entry.is_file(follow_symlinks=False):
-                is_folder = entry.is_dir(follow_symlinks=False)
-                yield name, "d" if is_folder else "l" if entry.is_symlink() else "s", None
-                continue
-            packed = None
-            if with_facts:
-                with suppress(OSError):  # asked while the folder is open: half of what it costs by whole path
-                    packed = _packed(entry.stat(follow_symlinks=False))
-            yield name, "f", packed
-
-
-_listed: Callable[[int, bool], Iterable[ListedEntry]] = native.list_folder if native is not None else listed_in_python
-
-
 def _packed(facts: os.stat_result) -> bytes:
     return PACKED_FACTS.pack(facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino)
+
+
+def leave_alone(sources: Iterable[Source], folder: Path) -> None:
+    """Has a folder that is made of the sources be no part of them, should it lie inside one.
+
+    The next walk would meet it, and no rerun would find its input unchanged.
+    """
+    for source in sources:
+        if isinstance(source, FilesSource):
+            source.leave_alone(folder)
 
 
 class _OpenFolder:
@@ -412,30 +415,6 @@ class _OpenFolder:
             os.close(descriptor)
         del self._descriptors[level:]
         del self._steps[max(level - 1, 0) :]
-
-
-class _SeenFiles:
-    """Reads files that are still as the walk saw them, each in one call of the extension."""
-
-    def __init__(self, root: bytes) -> None:
-        self._descriptor = -1
-        if native is not None:
-            with suppress(OSError):  # no folder, or no longer there: whoever reads it otherwise finds out
-                self._descriptor = os.open(root, FOLDER_FLAGS)
-
-    def text(self, path: bytes, size: int) -> bytes | str | None:
-        """The file's bytes, or why they aren't text; None where it changed, isn't a plain file or can't be opened, and
-        without the extension."""
-        if self._descriptor < 0:
-            return None
-        data = native.read_text(self._descriptor, path, size)  # type: ignore[union-attr]
-        return PROBLEMS[data] if type(data) is int else data
-
-    def close(self) -> None:
-        """Closes the root."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
 
 
 class _UnitBuilder:

@@ -16,12 +16,11 @@ import numpy.typing as npt
 
 from penstock import fs
 from penstock.hashing import strong_hash
-from penstock.native import native
 from penstock.sources import Document
 from penstock.tokenize import Tokenizer
 from penstock.tokenize.engines import Encoded
 
-__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room", "place_in_python"]
+__all__ = ["ENCODE_BATCH_BYTES", "Room", "Rooms", "content_hash", "encode_documents", "fill_room"]
 
 # Each call costs 0.3 ms besides the encoding, so that 1 MiB a call takes a tenth longer; 8 MiB are no faster. So it is
 # where the allocator keeps what is freed, as in worker processes; elsewhere the ids of each call are fresh pages.
@@ -51,9 +50,7 @@ def encode_documents(
     for batch in _batches(documents):
         for is_plain, run in itertools.groupby(batch, operator.attrgetter("is_plain")):
             if is_plain:
-                run_lengths = fill_room(
-                    room, tokenizer, tokenizer.encode_unchecked([document.parts[0].data for document in run])
-                )
+                run_lengths = fill_room(room, tokenizer, tokenizer.encode([document.parts[0].data for document in run]))
                 lengths += run_lengths
                 loss_runs += [None] * len(run_lengths)
                 continue
@@ -72,37 +69,13 @@ def _add_parts(
 
 
 def fill_room(room: Room, tokenizer: Tokenizer, encoded: Encoded) -> list[int]:
-    """Puts texts into the room, each with begin and end tokens around it; their lengths with these.
-
-    Raises:
-        TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
-    """
+    """Puts texts into the room, each with begin and end tokens around it; their lengths with these."""
     ids, borders = encoded
-    added = len(tokenizer.spec.begin_ids) + 1
+    begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype)
+    added = len(begin) + 1
     count = len(borders) - 1
     target = room.take(len(ids) + added * count)
-    if native is not None:
-        begin = np.array(tokenizer.spec.begin_ids, tokenizer.dtype).tobytes()
-        end = np.array([tokenizer.end_id], tokenizer.dtype).tobytes()
-        tokenizer.check(native.place(ids, borders, target, begin, end))
-    else:
-        tokenizer.check(int(ids.max(initial=0)))
-        place_in_python(ids, borders, target, tokenizer.spec.begin_ids, tokenizer.end_id)
-    lengths: list[int] = (np.diff(borders) + added).tolist()
-    return lengths
-
-
-def place_in_python(
-    ids: npt.NDArray[np.uint32],
-    borders: npt.NDArray[np.int64],
-    target: npt.NDArray[Any],
-    begin_ids: Sequence[int],
-    end_id: int,
-) -> None:
-    """Fills the target with texts, each between begin and end tokens."""
-    begin = np.array(begin_ids, target.dtype)
-    added = len(begin) + 1
-    ends = borders[1:] + added * np.arange(1, len(borders))
+    ends = borders[1:] + added * np.arange(1, count + 1)
     # A slice costs half a microsecond, so the loop does nothing else.
     place = len(begin)
     first, *others = borders.tolist()
@@ -110,9 +83,11 @@ def place_in_python(
         target[place : place + last - first] = ids[first:last]
         place += last - first + added
         first = last
-    target[ends - 1] = end_id
+    target[ends - 1] = tokenizer.end_id
+    lengths: list[int] = (np.diff(borders) + added).tolist()
     for number, token in enumerate(begin):
-        target[ends - np.diff(borders) - added + number] = token
+        target[ends - lengths + number] = token
+    return lengths
 
 
 class Room:

@@ -45,6 +45,7 @@ from penstock.sources import (
     Source,
     Unit,
     UnitText,
+    leave_alone,
 )
 from penstock.sources.files import FileEntry
 from penstock.sources.hygiene import Cleaning, CleaningOptions
@@ -187,6 +188,7 @@ def prepare(
             [source.name for source in sources], decisions.shares
         )  # wrong words are refused before all else
     _refuse_foreign_folder(out)
+    leave_alone(sources, out)  # it may lie inside its own input
     with fs.fail_as_disk_error(f"writing the store {out}"), _walk_beside(sources, out, options) as walk:
         is_new = not out.exists()
         for folder in (MANIFESTS, SEGMENTS, INDEX, TOKENIZERS, WORK, CACHE):
@@ -524,7 +526,7 @@ class _Job:
         fresh = [document for document, place in zip(part.text.documents, known, strict=True) if place is None]
         encoded = None
         if fresh and all(document.is_plain for document in fresh):
-            encoded = self._tokenizer.encode_unchecked([document.parts[0].data for document in fresh])
+            encoded = self._tokenizer.encode([document.parts[0].data for document in fresh])
         return replace(part, known=known, encoded=encoded)
 
     def _encode(self, unit: Unit, parts: Iterable[_ReadPart]) -> _Encoded:

@@ -80,14 +80,9 @@ class Tokenizer:
         Raises:
             TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
         """
-        ids, offsets = self.encode_unchecked(texts)
-        if ids.size:  # one pass at memory speed
-            self.check(int(ids.max()))
+        ids, offsets = self._thread_engine().encode(texts)
+        self._check(ids)
         return ids, offsets
-
-    def encode_unchecked(self, texts: Sequence[bytes]) -> Encoded:
-        """The same for whoever looks at each id anyway, and has the largest checked by `check`."""
-        return self._thread_engine().encode(texts)
 
     def encode_document(self, document: Document) -> tuple[npt.NDArray[np.uint32], LossRuns | None]:
         """Ids of one document of parts, begin and end tokens included, and the runs that carry loss (None: all)."""
@@ -152,15 +147,11 @@ class Tokenizer:
             engine = self._threads.engine = engine or choice.build(self.spec)
         return engine
 
-    def check(self, largest: int) -> None:
-        """Refuses the largest of some ids of text. Control tokens usually lie above all others: they are guarded too.
-
-        Raises:
-            TokenizerError: it is beyond the vocabulary or that of a control token.
-        """
-        if largest > self.spec.highest_text_id:
+    def _check(self, ids: npt.NDArray[np.uint32]) -> None:
+        # One pass at memory speed. Control tokens usually lie above all others, so this guards them as well.
+        if ids.size and int(ids.max()) > self.spec.highest_text_id:
             raise TokenizerError(
-                f"the engine gave id {largest}, text ends at id {self.spec.highest_text_id} in this vocabulary",
+                f"the engine gave id {int(ids.max())}, text ends at id {self.spec.highest_text_id} in this vocabulary",
                 hint="the tokenizer file is inconsistent; nothing was stored",
             )
 
@@ -189,8 +180,7 @@ class Tokenizer:
             if part.kind is PartKind.CONTROL:
                 self._control_id(part.data)  # refuses an unknown one
         whole_ids, carries = self._framed_encoder.encode(parts)
-        of_text = whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))]
-        self.check(int(of_text.max(initial=0)))
+        self._check(whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))])
         ids.append(whole_ids)
         loss.append(carries)
 

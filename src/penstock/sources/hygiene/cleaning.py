@@ -23,22 +23,8 @@ from typing import Any
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import canonical_json
 from penstock.sources.document import Document, PartKind
-from penstock.sources.hygiene.content import (
-    CONTENT_RULES_VERSION,
-    NOTHING_SAID,
-    has_minified_name,
-    head_of,
-    is_generated_name,
-    is_minified,
-)
+from penstock.sources.hygiene.content import CONTENT_RULES_VERSION, head_of, is_generated_name, is_minified
 from penstock.sources.hygiene.languages import CODE_LANGUAGES
-from penstock.sources.hygiene.marks import (
-    EVERY_MARK,
-    MAY_BE_MINIFIED,
-    MAY_HOLD_SECRETS,
-    MAY_SAY_SOMETHING,
-    marks_of,
-)
 from penstock.sources.hygiene.secrets import SECRET_RULES_VERSION, redacted, secret_spans
 from penstock.sources.source import UnitText
 
@@ -99,12 +85,9 @@ class Cleaning:
         """What is left of a unit; the tally that came in goes on counting."""
         kept: list[Document] = []
         finds_secrets = self._secrets != "keep"
-        looks = finds_secrets and self._is_code
         for document in text.documents:
-            parts = document.parts
-            marks = marks_of(parts[0].data) if looks and len(parts) == 1 else EVERY_MARK
-            reason = self._problem(document, marks)
-            if reason is None and finds_secrets and marks & MAY_HOLD_SECRETS and _has_secrets(document):
+            reason = self._problem(document)
+            if reason is None and finds_secrets and _has_secrets(document):
                 if self._secrets == "drop":
                     reason = "secret"
                 else:
@@ -115,7 +98,7 @@ class Cleaning:
                 text.skips.add(reason, document.key)
         return UnitText(documents=kept, skips=text.skips)
 
-    def _problem(self, document: Document, marks: int) -> str | None:
+    def _problem(self, document: Document) -> str | None:
         """The reason to leave a document out for what it is; notes the licence of one that stays."""
         if self._min_bytes and document.num_bytes < self._min_bytes:
             return "too-short"
@@ -125,11 +108,10 @@ class Cleaning:
         data = document.parts[0].data
         name = document.path.rpartition(b"/")[2].lower()
         is_code = document.language in CODE_LANGUAGES
-        head = head_of(data) if marks & MAY_SAY_SOMETHING else NOTHING_SAID
+        head = head_of(data)
         if self._drops_generated and ((is_code and head.is_generated) or is_generated_name(name)):
             return "generated"
-        may_be_minified = is_code and self._drops_minified and (marks & MAY_BE_MINIFIED or has_minified_name(name))
-        if may_be_minified and is_minified(name, data):
+        if is_code and self._drops_minified and is_minified(name, data):
             return "minified"
         if head.licence:
             document.facts = _with_licence(document.facts, head.licence)

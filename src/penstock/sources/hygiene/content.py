@@ -17,18 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from penstock.native import native
-
 __all__ = [
     "CONTENT_RULES_VERSION",
-    "HEAD_WORDS",
-    "NOTHING_SAID",
-    "PROBLEMS",
     "Head",
     "content_problem",
-    "content_problem_in_python",
-    "has_minified_lines_in_python",
-    "has_minified_name",
     "head_of",
     "is_generated_name",
     "is_minified",
@@ -48,19 +40,8 @@ HEAD_BYTES = 2048
 DECODED_BYTES = 2**14
 
 
-PROBLEMS = (None, "empty", "binary", "not-utf8")
-"""Why content isn't text, by the number that the extension gives."""
-
-
 def content_problem(data: bytes) -> str | None:
     """The reason for which this content isn't text, or None. Costs one pass at memory speed for ASCII."""
-    if native is not None:
-        return PROBLEMS[native.text_problem(data)]
-    return content_problem_in_python(data)
-
-
-def content_problem_in_python(data: bytes) -> str | None:
-    """The same without the extension."""
     if not data:
         return "empty"
     if b"\0" in data:
@@ -85,11 +66,6 @@ _MINIFIED_ENDINGS = (b".min.js", b".min.mjs", b".min.cjs", b".min.css", b"-min.j
 _WHITESPACE = b" \t\r\n"
 
 
-def has_minified_name(name: bytes) -> bool:
-    """Whether the name of a file (in lower case) says that a program squeezed it."""
-    return name.endswith(_MINIFIED_ENDINGS)
-
-
 def is_minified(name: bytes, data: bytes) -> bool:
     """Whether code was squeezed by a program, by the file's name (in lower case) or its lines.
 
@@ -97,7 +73,7 @@ def is_minified(name: bytes, data: bytes) -> bool:
     less than a tenth is white space, which tells code from prose. Looked at closely only where one of three probes of
     256 bytes (a quarter in, half way, at the end) meets no newline: counting all newlines would cost 1 ns per byte.
     """
-    if has_minified_name(name):
+    if name.endswith(_MINIFIED_ENDINGS):
         return True
     size = len(data)
     if size < MIN_MINIFIED_BYTES:
@@ -109,24 +85,11 @@ def is_minified(name: bytes, data: bytes) -> bool:
 
 
 def _has_minified_lines(data: bytes) -> bool:
-    if native is None:
-        return has_minified_lines_in_python(data)
-    newlines, in_long_lines = native.line_facts(data, MINIFIED_LONG_LINE_BYTES)
-    is_long = len(data) > MINIFIED_MEAN_LINE_BYTES * (newlines + 1)
-    return (is_long or in_long_lines > MINIFIED_LONG_SHARE * len(data)) and not _has_much_white_space(data)
-
-
-def _has_much_white_space(data: bytes) -> bool:
-    return len(data) - len(data.translate(None, _WHITESPACE)) >= MINIFIED_WHITESPACE_SHARE * len(data)
-
-
-def has_minified_lines_in_python(data: bytes) -> bool:
-    """The same without the extension."""
     # The cheapest first: nearly all that comes here is data in code, of which a few lines are long, but not that long.
     is_long = len(data) > MINIFIED_MEAN_LINE_BYTES * (data.count(b"\n") + 1)
     if not is_long and not _may_have_line_of(MINIFIED_LONG_LINE_BYTES, data):
         return False
-    if _has_much_white_space(data):
+    if len(data) - len(data.translate(None, _WHITESPACE)) >= MINIFIED_WHITESPACE_SHARE * len(data):
         return False
     return is_long or _bytes_in_long_lines(data) > MINIFIED_LONG_SHARE * len(data)
 
@@ -190,7 +153,7 @@ _GENERATED = re.compile(
     re.IGNORECASE | re.MULTILINE | re.VERBOSE,
 )
 _LICENCE = re.compile(rb"SPDX-License-Identifier:[ \t]*([A-Za-z0-9(][A-Za-z0-9.+() -]{0,99})")
-HEAD_WORDS = (
+_HEAD_WORDS = (
     b"SPDX-License-Identifier:", b"generated", b"Generated", b"GENERATED", b"made by GNU Bison", b"do not edit",
     b"Do not edit", b"DO NOT EDIT",
 )  # fmt: skip
@@ -209,14 +172,14 @@ class Head(NamedTuple):
     is_generated: bool = False
 
 
-NOTHING_SAID = Head()
+_NOTHING_SAID = Head()
 
 
 @functools.cache
 def _head_search() -> Callable[[bytes], list[tuple[int, int, int]]]:
     from ahocorasick_rs import BytesAhoCorasick, MatchKind
 
-    return BytesAhoCorasick(HEAD_WORDS, matchkind=MatchKind.LeftmostFirst).find_matches_as_indexes
+    return BytesAhoCorasick(_HEAD_WORDS, matchkind=MatchKind.LeftmostFirst).find_matches_as_indexes
 
 
 def head_of(data: bytes) -> Head:
@@ -224,7 +187,7 @@ def head_of(data: bytes) -> Head:
     head = data[:HEAD_BYTES]
     found = _head_search()(head)
     if not found:
-        return NOTHING_SAID
+        return _NOTHING_SAID
     licence, is_generated = "", False
     for word, start, _ in found:
         if word != _LICENCE_WORD:

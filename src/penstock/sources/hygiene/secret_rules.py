@@ -146,7 +146,7 @@ _URL_PLACEHOLDER = re.compile(
 )
 
 
-def url_password(data: bytes, start: int, end: int) -> Span | None:
+def _url_password(data: bytes, start: int, end: int) -> Span | None:
     """The password of scheme://user:password@host."""
     if data.find(b"@", end, end + MAX_USER_BYTES) < 0:
         return None  # nearly always, and at a fifth of what the expression costs
@@ -385,7 +385,7 @@ NAMES = [
     *_literals(_assigned("secret", word="oken"), "oken= oken: oken\" oken'"),
     (b"oken =", _assigned("secret", word="oken")),
     (b"earer ", _bearer_token),
-    *_literals(url_password, "p:// s:// l:// b:// v:// h:// t:// a:// r:// n:// c://"),
+    *_literals(_url_password, "p:// s:// l:// b:// v:// h:// t:// a:// r:// n:// c://"),
     *[(b"%d:AA" % digit, _telegram) for digit in range(10)],
     *_literals(_TWILIO, "wilio WILIO ount_sid ountSid OUNT_SID"),
     *_literals(_DISCORD, "iscord ISCORD login(' login(\" .run(' .run(\""),
