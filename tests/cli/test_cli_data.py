@@ -46,6 +46,16 @@ def test_a_real_folder_adds_up(penstock, tmp_path):
     assert facts["documents"] + sum(facts["skipped"].values()) == found
 
 
+def test_a_store_inside_its_own_input_is_no_part_of_it(penstock, corpus, tokenizer_file):
+    options = ["--tokenizer", tokenizer_file, "--json"]
+    outside = penstock("prepare", corpus, "--out", "s", *options).json
+    inside = penstock("prepare", corpus, "--out", corpus / "made" / "s", *options).json
+    again = penstock("prepare", corpus, "--out", corpus / "made" / "s", *options).json
+    assert inside["digest"] == again["digest"] == outside["digest"]
+    assert inside["skipped"] == again["skipped"] == outside["skipped"]
+    assert (inside["version"], again["version"]) == (1, 1)
+
+
 def test_one_flipped_byte_anywhere_is_named(penstock, corpus, tokenizer_file, tmp_path):
     penstock("prepare", corpus, "--out", "s", "--tokenizer", tokenizer_file)
     files = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.stat().st_size)

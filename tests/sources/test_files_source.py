@@ -205,6 +205,18 @@ def test_hidden_and_vendored_files_are_read_when_asked_for(tmp_path: Path):
     assert outcome(source(tmp_path)) == ({b"a.c": b"text\n"}, {"hidden": 2, "vendored": 1})
 
 
+def test_a_folder_left_alone_is_neither_read_nor_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for path in (b"a", b"made/b", b"made/.c", b"made.d", b"deep/made/e", b"deep/f"):
+        write(tmp_path, path)
+    files = source(tmp_path)
+    files.leave_alone(tmp_path / "made")
+    files.leave_alone(tmp_path.parent / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    files.leave_alone(Path("deep/made"))
+    contents, skipped = outcome(files)
+    assert (sorted(contents), skipped) == ([b"a", b"deep/f", b"made.d"], {})
+
+
 def test_a_file_named_like_a_vendored_folder_is_an_ordinary_file(tmp_path: Path):
     write(tmp_path, b"vendor")
     assert outcome(source(tmp_path)) == ({b"vendor": b"text\n"}, {})
