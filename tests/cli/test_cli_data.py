@@ -46,6 +46,25 @@ def test_a_real_folder_adds_up(penstock, tmp_path):
     assert facts["documents"] + sum(facts["skipped"].values()) == found
 
 
+def test_one_more_repository_moves_no_document(penstock, tokenizer_file, tmp_path):
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C"]
+    for name in ("first", "second"):
+        subprocess.run(["git", "init", "-q", str(tmp_path / name)], check=True)
+        for number in range(20):
+            (tmp_path / name / f"{number}.txt").write_text(f"file {number} of the {name} repository\n" * 5)
+        subprocess.run([*git, str(tmp_path / name), "add", "."], check=True)
+        subprocess.run([*git, str(tmp_path / name), "commit", "-qm", "Add"], check=True)
+    options = ["--out", "s", "--tokenizer", tokenizer_file, "--split", "train=50,val=50"]
+    penstock("prepare", "git:first", *options)
+    penstock("prepare", "git:first", "git:second", *options)
+    penstock("prepare", "git:second", *options)
+    assert penstock("diff", "s", 1, 2, "--json").json["split_changed"]["documents"] == 0
+    assert penstock("diff", "s", 2, 3, "--json").json["split_changed"]["documents"] == 0
+    penstock("prepare", "git:first", "git:second", *options, "--git-group", "root")
+    penstock("prepare", "git:first", *options)
+    assert penstock("diff", "s", 4, 5, "--json").json["split_changed"]["documents"] == 0
+
+
 def test_one_flipped_byte_anywhere_is_named(penstock, corpus, tokenizer_file, tmp_path):
     penstock("prepare", corpus, "--out", "s", "--tokenizer", tokenizer_file)
     files = sorted(path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.stat().st_size)

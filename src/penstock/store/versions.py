@@ -358,7 +358,14 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     told = []
     if before.tokenizer["digest"] != after.tokenizer["digest"]:
         told.append(f"tokenizer was {_tokenizer(before)}, is {_tokenizer(after)}")
-    one, other = _flat(before.options), _flat(after.options)
+    sources = [_sources(manifest.options) for manifest in (before, after)]
+    told += [f"source {name} is new ({sources[1][name]['kind']})" for name in sorted(sources[1].keys() - sources[0].keys())]
+    told += [f"source {name} is gone" for name in sorted(sources[0].keys() - sources[1].keys())]
+    shared = sources[0].keys() & sources[1].keys()
+    one, other = (
+        _flat({**manifest.options, "sources": [named[name] for name in sorted(shared)]})
+        for manifest, named in zip((before, after), sources, strict=True)
+    )
     for name in sorted(one.keys() | other.keys()):
         if name not in one:
             told.append(f"{name} is new: {_shown(other[name])}")
@@ -371,6 +378,11 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
 
 def _tokenizer(manifest: Manifest) -> str:
     return f"{manifest.tokenizer['origin']} ({manifest.tokenizer['digest'][:12]})"
+
+
+def _sources(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of each source, by its name."""
+    return {str(one["name"]): one for one in options.get("sources", [])}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
