@@ -116,6 +116,8 @@ def test_plan_counts_rows(penstock, store_path, tmp_path):
         ["prepare", "text", "--out", "text/a.txt"],
         ["prepare", "text", "--out", "s", "--split", "train=x"],
         ["prepare", "text", "--out", "s", "--dedup", "nearly"],
+        ["prepare", "text", "--out", "s", "--secrets", "hide"],
+        ["prepare", ".", "--out", ".cache/s"],
         ["prepare", "text", "other/text", "--out", "s"],
         ["prepare", "git:somewhere", "--out", "s"],
         ["verify", "text"],

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +22,9 @@ from penstock.cli.output import (
 )
 from penstock.cli.store_summary import hygiene_lines, print_skipped, print_splits
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    from penstock.sources import Source
 
 # As in penstock.sources, which `--help` doesn't load.
 DEFAULT_UNIT_BYTES = 16 * 2**20
@@ -183,6 +187,7 @@ def prepare(
         network=network,
     )
     sources = sources_from_inputs(inputs, options=input_options)
+    _refuse_own_input(sources, out)
     options = PrepareOptions(
         split=split,
         split_by=split_by,
@@ -212,6 +217,16 @@ def prepare(
         print_json(facts)
     else:
         print_prepared(facts)
+
+
+def _refuse_own_input(sources: Sequence[Source], out: Path) -> None:
+    """A store inside a folder that it is made of would be met by the next walk: no rerun would be a no-op."""
+    for source in sources:
+        if source.options().get("kind") in ("files", "tables") and out.resolve().is_relative_to(source.location):
+            raise ConfigError(
+                f"--out {str(out)!r} lies inside the input {source.location!r} and would be a part of it",
+                hint="choose an --out outside of it",
+            )
 
 
 def _recorded_git_group(out: Path) -> str:

@@ -49,6 +49,13 @@ class CleaningOptions:
     generated: bool = False
     min_bytes: int = 0
 
+    def __post_init__(self) -> None:
+        if self.secrets is not None and self.secrets not in SECRETS:
+            raise ConfigError(
+                f"--secrets {self.secrets!r} is none of {', '.join(SECRETS)}",
+                hint=f"choose one of {nearest_first(self.secrets, SECRETS)}",
+            )
+
 
 class Cleaning:
     """Applies the rules over content to what a source read.
@@ -60,11 +67,6 @@ class Cleaning:
 
     def __init__(self, options: CleaningOptions, *, is_code: bool) -> None:
         self._secrets = options.secrets if options.secrets is not None else ("redact" if is_code else "keep")
-        if self._secrets not in SECRETS:
-            raise ConfigError(
-                f"--secrets {self._secrets!r} is none of {', '.join(SECRETS)}",
-                hint=f"choose one of {nearest_first(self._secrets, SECRETS)}",
-            )
         self._min_bytes = options.min_bytes
         self._is_code = is_code
         self._drops_minified = is_code and not options.minified
