@@ -358,14 +358,12 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     told = []
     if before.tokenizer["digest"] != after.tokenizer["digest"]:
         told.append(f"tokenizer was {_tokenizer(before)}, is {_tokenizer(after)}")
-    sources = [_sources(manifest.options) for manifest in (before, after)]
-    told += [f"source {name} is new ({sources[1][name]['kind']})" for name in sorted(sources[1].keys() - sources[0].keys())]
-    told += [f"source {name} is gone" for name in sorted(sources[0].keys() - sources[1].keys())]
-    shared = sources[0].keys() & sources[1].keys()
-    one, other = (
-        _flat({**manifest.options, "sources": [named[name] for name in sorted(shared)]})
-        for manifest, named in zip((before, after), sources, strict=True)
-    )
+    old, new = _sources(before.options), _sources(after.options)
+    told += [f"source {name} is new ({new[name]['kind']})" for name in sorted(new.keys() - old.keys())]
+    told += [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
+    shared = sorted(old.keys() & new.keys())
+    one = _flat({**before.options, "sources": [old[name] for name in shared]})
+    other = _flat({**after.options, "sources": [new[name] for name in shared]})
     for name in sorted(one.keys() | other.keys()):
         if name not in one:
             told.append(f"{name} is new: {_shown(other[name])}")

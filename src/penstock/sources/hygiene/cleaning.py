@@ -122,7 +122,7 @@ class Cleaning:
 
 def _has_secrets(document: Document) -> bool:
     # A loop, not any(): documents are many, nearly all have one part, and a generator costs as much as the search.
-    for part in document.parts:  # noqa: SIM110
+    for part in document.parts:
         if part.kind is PartKind.TEXT and secret_spans(part.data):
             return True
     return bool(document.facts) and _without_secrets(document.facts, {}) != document.facts
@@ -135,9 +135,9 @@ def _redacted(document: Document) -> Document:
         replace(part, data=redacted(part.data, found)) if part.kind is PartKind.TEXT else part
         for part in document.parts
     )
-    changed = {} if parts == document.parts else {"parts": parts, "exact": False, "text_hash": b""}
     facts = _without_secrets(document.facts, found) if document.facts else ""
-    return replace(document, facts=_with_facts(facts, {"secrets": found}), **changed)
+    told = replace(document, facts=_with_facts(facts, {"secrets": found}))
+    return told if parts == document.parts else replace(told, parts=parts, exact=False, text_hash=b"")
 
 
 def _without_secrets(facts: str, found: dict[str, int]) -> str:
