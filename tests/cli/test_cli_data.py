@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -46,14 +47,34 @@ def test_a_real_folder_adds_up(penstock, tmp_path):
     assert facts["documents"] + sum(facts["skipped"].values()) == found
 
 
-def test_a_store_inside_its_own_input_is_no_part_of_it(penstock, corpus, tokenizer_file):
+def test_a_store_inside_its_own_input_is_no_part_of_it(penstock, corpus, tokenizer_file, tmp_path):
+    own = Path(shutil.copytree(corpus, tmp_path / "own" / corpus.name))
     options = ["--tokenizer", tokenizer_file, "--json"]
-    outside = penstock("prepare", corpus, "--out", "s", *options).json
-    inside = penstock("prepare", corpus, "--out", corpus / "made" / "s", *options).json
-    again = penstock("prepare", corpus, "--out", corpus / "made" / "s", *options).json
+    outside = penstock("prepare", own, "--out", "s", *options).json
+    inside = penstock("prepare", own, "--out", own / "made" / "s", *options).json
+    again = penstock("prepare", own, "--out", own / "made" / "s", *options).json
     assert inside["digest"] == again["digest"] == outside["digest"]
     assert inside["skipped"] == again["skipped"] == outside["skipped"]
     assert (inside["version"], again["version"]) == (1, 1)
+
+
+def test_one_more_repository_moves_no_document(penstock, tokenizer_file, tmp_path):
+    git = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", "-C"]
+    for name in ("first", "second"):
+        subprocess.run(["git", "init", "-q", str(tmp_path / name)], check=True)
+        for number in range(20):
+            (tmp_path / name / f"{number}.txt").write_text(f"file {number} of the {name} repository\n" * 5)
+        subprocess.run([*git, str(tmp_path / name), "add", "."], check=True)
+        subprocess.run([*git, str(tmp_path / name), "commit", "-qm", "Add"], check=True)
+    options = ["--out", "s", "--tokenizer", tokenizer_file, "--split", "train=50,val=50"]
+    penstock("prepare", "git:first", *options)
+    penstock("prepare", "git:first", "git:second", *options)
+    penstock("prepare", "git:second", *options)
+    assert penstock("diff", "s", 1, 2, "--json").json["split_changed"]["documents"] == 0
+    assert penstock("diff", "s", 2, 3, "--json").json["split_changed"]["documents"] == 0
+    penstock("prepare", "git:first", "git:second", *options, "--git-group", "root")
+    penstock("prepare", "git:first", *options)
+    assert penstock("diff", "s", 4, 5, "--json").json["split_changed"]["documents"] == 0
 
 
 def test_one_flipped_byte_anywhere_is_named(penstock, corpus, tokenizer_file, tmp_path):
@@ -107,6 +128,7 @@ def test_plan_counts_rows(penstock, store_path, tmp_path):
         ["prepare", "text", "--out", "text/a.txt"],
         ["prepare", "text", "--out", "s", "--split", "train=x"],
         ["prepare", "text", "--out", "s", "--dedup", "nearly"],
+        ["prepare", "text", "--out", "s", "--secrets", "hide"],
         ["prepare", "text", "other/text", "--out", "s"],
         ["prepare", "git:somewhere", "--out", "s"],
         ["verify", "text"],

@@ -110,6 +110,11 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     shown = penstock("inspect", run, "--step", 5).out
     for row in assert_steps_are_the_loaders(run, stores):
         assert f"{row['source']}, pass {row['pass']}, row {row['row']}, {row['tokens']} tokens" in shown
+    passage = ["inspect", run, "--find", (stores / "b" / "7.txt").read_text(), "--json"]
+    penstock(*passage, expect=1).assert_one_error()  # not "nowhere", from a look at the first store alone
+    assert penstock(*passage, "--data", stores / "B").json["found"] == 1
+    assert penstock(*passage, "--data", stores / "A").json["found"] == 0
+    penstock(*passage, "--data", stores / "C", expect=1).assert_one_error()
 
 
 def assert_steps_are_the_loaders(run, stores):

@@ -17,7 +17,7 @@ from penstock.pack.mixture import Mixture, make_mixture, parse_mix
 from penstock.pack.stages import Schedule
 from penstock.sources import FilesSource
 from penstock.store import PrepareOptions, Store, document_origin, open_store, prepare
-from penstock.tokenize import Tokenizer, TokenizerSpec
+from penstock.tokenize import Tokenizer, TokenizerSpec, load_tokenizer
 from penstock.tokenize.loading import GPT2_PATTERN, byte_level_json
 from penstock.tokenize.specification import character_of_byte
 
@@ -260,3 +260,5 @@ def test_two_tokenizers_cannot_be_mixed(code: Store, tmp_path: Path) -> None:
         make_mixture({"code": code, "other": other}, seq_len=50)
     assert code.manifest.tokenizer["digest"] in caught.value.message
     assert other.manifest.tokenizer["digest"] in caught.value.message
+    named = caught.value.hint.rpartition("--tokenizer ")[2]
+    assert load_tokenizer(named).digest == code.manifest.tokenizer["digest"]

@@ -254,6 +254,22 @@ def test_every_text_part_is_redacted_and_no_control_part() -> None:
     assert json.loads(after.facts) == {"secrets": {"github-token": 3}}
 
 
+def test_secrets_in_facts_are_redacted_and_the_text_stays_exact() -> None:
+    facts = {"note": "use\n" + TOKEN.decode(), "api_key": "Zk8sLq02mNvB73xYpT5w", "branches": ["main", TOKEN.decode()]}
+    before = document(PLAIN, facts=json.dumps(facts), text_hash=b"h" * 32)
+    (after,) = cleaned(before).documents
+    assert json.loads(after.facts) == {
+        "note": "use\n[redacted github-token]",
+        "api_key": "[redacted secret]",
+        "branches": ["main", "[redacted github-token]"],
+        "secrets": {"github-token": 2, "secret": 1},
+    }
+    assert (after.parts, after.exact, after.text_hash) == (before.parts, before.exact, before.text_hash)
+    assert cleaned(after).documents[0] is after
+    assert cleaned(before, secrets="drop").skips.counts == {"secret": 1}
+    assert cleaned(before, secrets="keep").documents[0] is before
+
+
 def test_short_documents_are_counted() -> None:
     text = cleaned(document(b"abc"), document(b"abcd"), min_bytes=4)
     assert ([each.parts[0].data for each in text.documents], text.skips.counts) == ([b"abcd"], {"too-short": 1})

@@ -201,7 +201,7 @@ class TestWhatElseChanged:
             options=OPTIONS.__class__(**{**vars(OPTIONS), "cleaning": CleaningOptions(min_bytes=5)}),
             on_note=notes.append,
         )
-        assert notes == ["cleaning of source 'corpus' differ: it is read again, new content is tokenised"]
+        assert notes == ["cleaning of source 'corpus' differs: it is read again, new content is tokenised"]
 
     def test_ratios_read_nothing(self, scratch, corpus):
         build(scratch / "store", files(corpus))

@@ -130,7 +130,7 @@ def test_options_and_tokenizer_in_words(built, corpus):
     assert [line.split(" ")[0] for line in tokens_alone.differences] == ["tokenizer"]
     more = log_versions(built)[0]
     assert (more.added, more.removed) == (1, 0)
-    assert any("source more kind is new" in line for line in more.differences)
+    assert [line for line in more.differences if "source more" in line] == ["source more is new (memory)"]
 
 
 def test_only_so_many_are_named(scratch, corpus):

@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -21,6 +21,9 @@ from penstock.cli.output import (
 )
 from penstock.cli.store_summary import hygiene_lines, print_skipped, print_splits
 from penstock.errors import ConfigError
+
+if TYPE_CHECKING:
+    pass
 
 # As in penstock.sources, which `--help` doesn't load.
 DEFAULT_UNIT_BYTES = 16 * 2**20
@@ -173,7 +176,7 @@ def prepare(
         max_diff_bytes=git_max_diff_bytes,
         since=git_since,
         max_commits=git_max_commits,
-        group=git_group,
+        group=_recorded_git_group(out) if git_group == "auto" else git_group,
     )
     input_options = InputOptions(
         files=file_options,
@@ -212,6 +215,18 @@ def prepare(
         print_json(facts)
     else:
         print_prepared(facts)
+
+
+def _recorded_git_group(out: Path) -> str:
+    """How the store's latest version groups repositories; `auto` where it has none.
+
+    What `auto` means depends on how many repositories there are, and one more must move no document to another split.
+    """
+    from penstock.store.reader import list_versions, read_manifest
+
+    versions = list_versions(out)
+    sources = read_manifest(out, versions[-1]).options.get("sources", []) if versions else []
+    return next((source["group"] for source in sources if source.get("kind") == "git"), "auto")
 
 
 def _print_estimate(estimate: Any, *, json_output: bool) -> None:

@@ -49,7 +49,7 @@ def inspect(
     split: Annotated[str | None, typer.Option(help="Count documents, tokens or rows in this split.")] = None,
     data: Annotated[
         list[str] | None,
-        typer.Option("--data", metavar="STORE", help="Where a store of a RUN is now, if it was moved; repeatable."),
+        typer.Option("--data", metavar="STORE", help="Of a RUN: which of its stores, or where one is now; repeatable."),
     ] = None,
     html: Annotated[
         Path | None, typer.Option(help="Write everything as a page into this file; with --sample, documents too.")
@@ -120,18 +120,16 @@ def _is_run(target: str) -> bool:
 
 
 def _opened(target: str, data: Sequence[str], *, is_run: bool) -> Store:
-    """The store named, or the version of it that a run was trained on; of a mixture, the first one's."""
+    """The store named, or the version of it that a run was trained on; of a mixture's, the one that --data names."""
     from penstock.store import open_store
 
     if not is_run:
         return open_store(target)
-    from penstock.report.steps import open_trained_store
+    from penstock.report.steps import open_store_of_run
 
     if len(data) > 1:
-        raise ConfigError(
-            f"--data names {len(data)} stores, this shows one", hint="name the first of the run's stores, or use --step"
-        )
-    return open_trained_store(Path(target), data=next(iter(data), None))[1]
+        raise ConfigError(f"--data names {len(data)} stores, this shows one", hint="name one of them, or use --step")
+    return open_store_of_run(Path(target), data=next(iter(data), None))
 
 
 def _document_facts(store: Store, document: int) -> dict[str, Any]:

@@ -161,7 +161,7 @@ def _print_plan(facts: dict[str, Any]) -> None:
         "waste": f"{facts['waste_tokens']:,} places ({facts['waste_percent']} %)",
         "split up": f"{facts['documents_split']:,} documents are in more than one row",
         "repeated": f"{facts['repeated_tokens']:,} places hold a token that another row has too",
-        "in a row": f"{facts['most_documents_in_a_row']:,} documents at most",
+        "in a row": f"{facts['most_documents_in_a_row']:,} documents at most, padding counted as one",
     }
     if "first_rows" in facts:
         begin = ", ".join(map(str, facts["first_rows"]))

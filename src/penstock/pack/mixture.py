@@ -354,7 +354,8 @@ def _refuse_unlike(stores: Mapping[str, Store]) -> None:
             if here != there:
                 raise PlanError(
                     f"{first_name} has {what} {here}, {name} has {there}: they can't be mixed",
-                    hint=f"prepare both with one tokenizer: penstock prepare INPUT --tokenizer {first.path}",
+                    hint=f"prepare both with one tokenizer: penstock prepare INPUT --tokenizer "
+                    f"{first.path / first.manifest.tokenizer_file.name}",
                 )
 
 

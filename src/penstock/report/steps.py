@@ -38,6 +38,7 @@ __all__ = [
     "TrainedOn",
     "TrainedStore",
     "describe_step",
+    "open_store_of_run",
     "open_trained_store",
     "opened_stores",
     "pinned_store",
@@ -206,6 +207,33 @@ def open_trained_store(run_folder: Path, *, data: str | None = None) -> tuple[Tr
     """
     facts = _facts(run_folder)
     return facts, _opened(facts.stores[0], run_folder, [data] if data is not None else [])
+
+
+def open_store_of_run(run_folder: Path, *, data: str | None = None) -> Store:
+    """The version of a run's store to look into; of several, the one that `data` names.
+
+    Raises:
+        InputError: the folder holds no run, or one without data, or one with several stores and none was named.
+        StoreError: the store is gone, or isn't what the run was trained on.
+    """
+    stores = _facts(run_folder).stores
+    if len(stores) == 1:
+        return _opened(stores[0], run_folder, [data] if data is not None else [])
+    if data is None:
+        raise InputError(
+            f"the run was trained on {len(stores)} stores, this looks into one",
+            hint=f"name it: {' or '.join(f'--data {one.store}' for one in stores)}",
+        )
+    for wanted in stores:
+        store = _at_its_version(data, wanted)
+        if store.digest == wanted.digest:
+            return store
+        store.close()
+    raise StoreError(
+        f"version {store.version} of {data} is {store.digest}, the run was trained on "
+        + ", ".join(wanted.digest for wanted in stores),
+        hint=f"name one of its stores: {', '.join(one.store for one in stores)}",
+    )
 
 
 @contextmanager

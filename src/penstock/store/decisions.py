@@ -242,11 +242,15 @@ def differences(manifest: Manifest, tokenizer: Tokenizer, options: Mapping[str, 
         elif name not in before:
             lines.append(f"source {name!r} is new")
         elif changed := _changed(before[name], after[name]):
-            lines.append(f"{', '.join(changed)} of source {name!r} differ: it is read again, new content is tokenised")
+            lines.append(f"{_differ(changed, of=f' of source {name!r}')}: it is read again, new content is tokenised")
     decided = {name: value for name, value in manifest.options.items() if name != "sources"}
     if changed := _changed(decided, {name: value for name, value in options.items() if name != "sources"}):
-        lines.append(f"{', '.join(changed)} differ: the index is written again, no document is tokenised for that")
+        lines.append(f"{_differ(changed)}: the index is written again, no document is tokenised for that")
     return lines
+
+
+def _differ(names: Sequence[str], *, of: str = "") -> str:
+    return f"{', '.join(names)}{of} {'differs' if len(names) == 1 else 'differ'}"
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:

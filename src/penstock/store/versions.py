@@ -358,7 +358,12 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
     told = []
     if before.tokenizer["digest"] != after.tokenizer["digest"]:
         told.append(f"tokenizer was {_tokenizer(before)}, is {_tokenizer(after)}")
-    one, other = _flat(before.options), _flat(after.options)
+    old, new = _sources(before.options), _sources(after.options)
+    told += [f"source {name} is new ({new[name]['kind']})" for name in sorted(new.keys() - old.keys())]
+    told += [f"source {name} is gone" for name in sorted(old.keys() - new.keys())]
+    shared = sorted(old.keys() & new.keys())
+    one = _flat({**before.options, "sources": [old[name] for name in shared]})
+    other = _flat({**after.options, "sources": [new[name] for name in shared]})
     for name in sorted(one.keys() | other.keys()):
         if name not in one:
             told.append(f"{name} is new: {_shown(other[name])}")
@@ -371,6 +376,11 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
 
 def _tokenizer(manifest: Manifest) -> str:
     return f"{manifest.tokenizer['origin']} ({manifest.tokenizer['digest'][:12]})"
+
+
+def _sources(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of each source, by its name."""
+    return {str(one["name"]): one for one in options.get("sources", [])}
 
 
 def _flat(options: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
