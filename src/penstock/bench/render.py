@@ -17,6 +17,7 @@ Result = Mapping[str, Any]
 
 _TITLES = {
     "prepare": "Raw files to a committed store",
+    "prepare-kernel": "Raw files to a committed store, sources of a kernel",
     "formats": "Tables and git history to a committed store",
     "load": "Shuffled batches from a store",
     "verify": "A store checked",
@@ -39,6 +40,9 @@ _NOTES = {
 checksums, fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the
 fastest of its three rows counts. datasets and datatrove get an even sample of the same documents, datasets in
 memory, datatrove as JSONL, and pack nothing.""",
+    "prepare-kernel": """`bench prepare` on the unpacked sources of a kernel (Debian's linux-source), two and a half
+times as much text as the packages installed here: what a run spends before its first document and after its last
+weighs less.""",
     "formats": """Same counting as above; megabytes are of the text itself, without the escapes of its format.""",
     "load": """Wire batches are what travels to a device: tokens in store width, loss mask, document borders. The first
 pass of a process checks every block of the store. Everybody gives the same concat rows of T + 1 tokens (only our

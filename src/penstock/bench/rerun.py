@@ -14,6 +14,7 @@ from typing import Any
 
 from penstock.bench.corpus import corpus_sources, tokenizer_path
 from penstock.bench.options import CorpusOptions, resolved_workers
+from penstock.bench.prepare import NO_RULES
 from penstock.bench.processes import Subject, Tell, measured, row_of, run_own
 from penstock.bench.result import BenchResult, Bound, Role, ratio
 
@@ -30,7 +31,7 @@ RUNS = {
 }
 BARE, DEFAULT, NEAR = "prepare, no rules, no copies looked for", "prepare, the default", "prepare, near copies too"
 MODES: dict[str, dict[str, Any]] = {
-    BARE: {"dedup": "off", "secrets": "keep", "minified": True, "generated": True},
+    BARE: NO_RULES,
     DEFAULT: {},
     NEAR: {"dedup": "near"},
 }
