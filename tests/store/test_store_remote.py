@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -243,14 +244,36 @@ def test_prefetch_brings_the_segments_of_the_split(url: str, scratch: Path) -> N
         assert {path.stem for path in cached_segments(scratch)} == wanted
 
 
-def test_prefetch_stays_within_the_bound(url: str, scratch: Path) -> None:
+def test_prefetch_stays_within_the_bound(url: str, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_remote(url) as store:
         bound = 3 * max(entry.bytes for entry in store.manifest.segments)
+    chunks = ObjectFolder.chunks
+
+    def slow_chunks(self: ObjectFolder, name: str, num_bytes: int) -> Iterator[bytes]:
+        time.sleep(0.2)  # so that all threads look for room before anything has come
+        yield from chunks(self, name, num_bytes)
+
+    monkeypatch.setattr(ObjectFolder, "chunks", slow_chunks)
     with open_remote(url, cache_bytes=bound) as store:
         store.expect(store.kept_documents())
         assert store._prefetch is not None
         store._prefetch.wait()
         assert 0 < sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
+
+
+def test_a_killed_fetch_takes_no_room(url: str, scratch: Path) -> None:
+    with open_remote(url) as store:
+        documents = store.kept_documents()
+        entries = store.manifest.segments
+        lock = store.path / mirror.LOCKS / f"{SEGMENTS}:another.tokens"
+        lock.touch()
+        os.truncate(lock, 10**9)  # as the process that fetched it left it
+    with open_remote(url, cache_bytes=sum(entry.bytes for entry in entries)) as store:
+        store.expect(documents)
+        assert store._prefetch is not None
+        store._prefetch.wait()
+        assert len(cached_segments(scratch)) == len(entries)
+    assert lock.stat().st_size == 0
 
 
 def test_leftovers_of_a_killed_fetch_go(url: str, scratch: Path) -> None:

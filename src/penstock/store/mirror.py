@@ -3,7 +3,8 @@
 In: an address and the checksums of a manifest. Out: files under `PENSTOCK_CACHE/remote/DIGEST`, laid out as in the
 store itself, each checked while it arrived and there whole or not at all. Segments share a bound on their size over all
 mirrors: the least recently used go first, never one that a reader has open. Several processes share a mirror: a kernel
-lock per file, exclusive while it is fetched or removed, shared while it is read. Memory: one chunk a transfer.
+lock per file, exclusive while it is fetched or removed, shared while it is read. While a segment is on its way, the file
+of its lock is as long as the segment: that much room is taken. Memory: one chunk a transfer.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ from penstock.tokenize.cache import cache_folder
 __all__ = ["Cancelled", "Mirror", "blocks_entry", "checked_blocks", "checked_chunks", "tokens_name"]
 
 REMOTE = "remote"
+LOCKS = "locks"
 BYTES_SETTING = "PENSTOCK_REMOTE_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 50 * 10**9
 ARRIVALS = 3
@@ -81,9 +83,8 @@ class Mirror:
             )
         self._root = (root / REMOTE).absolute()
         self.path = self._root / strong_hash(self.remote.url.encode()).hex()[:32]
-        self._locks = self.path / "locks"
         with fs.fail_as_disk_error("making the cache of a remote store"):
-            for folder in (self.path / MANIFESTS, self.path / SEGMENTS, self._locks):
+            for folder in (self.path / MANIFESTS, self.path / SEGMENTS, self.path / LOCKS):
                 fs.make_folder(folder)
         self.cache_bytes = cache_bytes if cache_bytes is not None else self._default_bytes()
 
@@ -132,11 +133,11 @@ class Mirror:
             is_cancelled: asked between chunks.
         """
         name = tokens_name(entry)
-        with self._locked(name):
+        with self._locked(name) as lock:
             if _local_size(self.path / name) != entry.bytes:
-                while not self.make_room(entry.bytes) and release():
+                while not self._take_room(entry.bytes, lock) and release():
                     pass
-                self._fetch_segment(entry, is_cancelled)
+                self._fetch_segment(entry, lock, is_cancelled)
             else:
                 self._fetch_file(blocks_entry(entry))
             with contextlib.suppress(FileNotFoundError):
@@ -147,19 +148,24 @@ class Mirror:
     def prefetch_segment(self, entry: SegmentEntry, *, is_cancelled: Check) -> bool:
         """Fetches a segment unless it is here or would drive out another of this store; False if it would."""
         name = tokens_name(entry)
-        with self._locked(name):
+        with self._locked(name) as lock:
             if _local_size(self.path / name) != entry.bytes:
-                if not self.make_room(entry.bytes, spare=self.path):
+                if not self._take_room(entry.bytes, lock, spare=self.path):
                     return False
-                self._fetch_segment(entry, is_cancelled)
+                self._fetch_segment(entry, lock, is_cancelled)
         return True
 
-    def _fetch_segment(self, entry: SegmentEntry, is_cancelled: Check) -> None:
+    def _fetch_segment(self, entry: SegmentEntry, lock: int, is_cancelled: Check) -> None:
         blocks = blocks_entry(entry)
-        self._fetch_file(blocks)
-        with fs.fail_as_disk_error("reading the cache of a remote store"):
-            checksums = np.frombuffer((self.path / blocks.name).read_bytes(), "<u8")
-        self._arrive(tokens_name(entry), lambda: checked_blocks(self.remote, entry, checksums), is_cancelled)
+        try:
+            # Also where there is no room: what others make meanwhile has to count with it.
+            os.ftruncate(lock, entry.bytes)
+            self._fetch_file(blocks)
+            with fs.fail_as_disk_error("reading the cache of a remote store"):
+                checksums = np.frombuffer((self.path / blocks.name).read_bytes(), "<u8")
+            self._arrive(tokens_name(entry), lambda: checked_blocks(self.remote, entry, checksums), is_cancelled)
+        finally:
+            os.ftruncate(lock, 0)
 
     def forget(self, entry: SegmentEntry) -> None:
         """Removes a local copy that turned out damaged."""
@@ -193,22 +199,36 @@ class Mirror:
         cached = sum(segment.bytes for segment in self._cached())
         return min(DEFAULT_CACHE_BYTES, (shutil.disk_usage(self._root).free + cached) // 2)
 
-    def make_room(self, num_bytes: int, *, spare: Path | None = None) -> bool:
+    def _take_room(self, num_bytes: int, lock: int, *, spare: Path | None = None) -> bool:
         """Removes the least recently used segments that nobody reads until there is room; False if that isn't enough.
 
-        One process at a time, so that two don't remove more than they need. What comes doesn't wait for room that
-        others keep: the bound may be passed by what is open. `spare` names a mirror from which nothing is to go.
+        One process at a time, so that two don't remove more than they need, nor find the same room. What comes doesn't
+        wait for room that others keep: the bound may be passed by what is open. `lock` is that of the segment to come,
+        whose length takes the room; `spare` names a mirror from which nothing is to go.
         """
         with _flock(self._root / "lock"), fs.fail_as_disk_error("removing from the cache of a remote store"):
             self._remove_leftovers()
             cached = sorted(self._cached(), key=lambda segment: segment.used)
-            excess = sum(segment.bytes for segment in cached) + num_bytes - self.cache_bytes
+            sizes = {segment.path: segment.bytes for segment in cached} | dict(self._arriving())
+            excess = sum(sizes.values()) + num_bytes - self.cache_bytes
             for segment in cached:
                 if excess <= 0:
-                    return True
+                    break
                 if segment.path.parents[1] != spare and _remove_if_unused(segment.path):
                     excess -= segment.bytes
+            if excess <= 0:
+                os.ftruncate(lock, num_bytes)
         return excess <= 0
+
+    def _arriving(self) -> Iterator[tuple[Path, int]]:
+        """The segments that are on their way, with the room they take; a killed process takes none any more."""
+        for path in self._root.glob(f"*/{LOCKS}/{SEGMENTS}:*"):
+            if num_bytes := path.stat().st_size:
+                with _flock_if_free(path) as descriptor:
+                    if descriptor is None:
+                        yield path.parents[1] / path.name.replace(":", "/", 1), num_bytes
+                    else:
+                        os.ftruncate(descriptor, 0)
 
     def _cached(self) -> Iterator[_CachedSegment]:
         for path in self._root.glob(f"*/{SEGMENTS}/*.tokens"):
@@ -221,14 +241,15 @@ class Mirror:
         for path in self._root.glob(f"*/{SEGMENTS}/*{fs.TEMPORARY_MARK}*"):
             if fs.is_temporary(path):
                 final = path.with_name(path.name.rpartition(fs.TEMPORARY_MARK)[0])
-                with _flock(_lock_of(final), wait=False) as descriptor:
+                with _flock_if_free(_lock_of(final)) as descriptor:
                     if descriptor is not None:
                         fs.remove_file(path)
 
     @contextlib.contextmanager
-    def _locked(self, name: str) -> Iterator[None]:
-        with _flock(_lock_of(self.path / name)):
-            yield
+    def _locked(self, name: str) -> Iterator[int]:
+        with _flock(_lock_of(self.path / name)) as descriptor:
+            os.ftruncate(descriptor, 0)  # the room of a fetch that was killed
+            yield descriptor
 
 
 class Cancelled(Exception):  # noqa: N818  nothing went wrong
@@ -246,7 +267,7 @@ def _lock_of(path: Path) -> Path:
     """The lock of a file in a mirror; a segment's two files have one."""
     mirror = next(folder for folder in path.parents if folder.parent.name == REMOTE)
     name = path.with_suffix(".tokens") if path.suffix == ".blocks" else path
-    return mirror / "locks" / str(name.relative_to(mirror)).replace("/", ":")
+    return mirror / LOCKS / str(name.relative_to(mirror)).replace("/", ":")
 
 
 def _use_lock_of(path: Path) -> Path:
@@ -255,7 +276,7 @@ def _use_lock_of(path: Path) -> Path:
 
 
 def _remove_if_unused(path: Path) -> bool:
-    with _flock(_lock_of(path), wait=False) as fetching, _flock(_use_lock_of(path), wait=False) as reading:
+    with _flock_if_free(_lock_of(path)) as fetching, _flock_if_free(_use_lock_of(path)) as reading:
         if fetching is None or reading is None:
             return False
         fs.remove_file(path)
@@ -271,19 +292,33 @@ def _shared_lock(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _flock(path: Path, *, wait: bool = True) -> Iterator[int | None]:
-    """A kernel lock, freed by the close or by our death; None if it is another's and there is no time to wait.
+def _flock(path: Path) -> Iterator[int]:
+    """A kernel lock, freed by the close or by our death.
 
     Its file stays: whoever removed it could remove it under someone who has just opened it.
     """
+    with _lock_file(path) as descriptor:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+
+
+@contextlib.contextmanager
+def _flock_if_free(path: Path) -> Iterator[int | None]:
+    """The same, or None if it is another's."""
+    with _lock_file(path) as descriptor:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = True
+        except BlockingIOError:
+            is_ours = False
+        yield descriptor if is_ours else None
+
+
+@contextlib.contextmanager
+def _lock_file(path: Path) -> Iterator[int]:
     with fs.fail_as_disk_error("locking"):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            yield None
-            return
         yield descriptor
     finally:
         os.close(descriptor)

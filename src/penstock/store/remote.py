@@ -186,6 +186,7 @@ class _Prefetch:
 
     def __init__(self, mirror: Mirror, wanted: Sequence[Any]) -> None:
         self._stopped = threading.Event()
+        self._is_full = threading.Event()  # what is on its way still comes
         self._wanted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for entry in wanted:
             self._wanted.put(entry)
@@ -200,9 +201,9 @@ class _Prefetch:
     def _run(self, mirror: Mirror) -> None:
         # An error ends the thread and is told by the read that needs the segment: it asks for it again itself.
         with contextlib.suppress(queue.Empty, Cancelled, PenstockError):
-            while not self._stopped.is_set():
+            while not self._stopped.is_set() and not self._is_full.is_set():
                 if not mirror.prefetch_segment(self._wanted.get_nowait(), is_cancelled=self._stopped.is_set):
-                    self._stopped.set()
+                    self._is_full.set()
 
     def stop(self) -> None:
         """Ends the threads at their next chunk, and waits for that."""
