@@ -235,14 +235,18 @@ class TestWhatElseChanged:
         assert verify(scratch / "store") == []
 
 
-def test_damaged_tokens_are_encoded_again_when_everything_is_read(scratch, corpus):
+@pytest.mark.parametrize("cores", [0, 1, 2], ids=["threads", "processes", "processes that read ahead"])
+def test_damaged_tokens_are_encoded_again_when_everything_is_read(scratch, corpus, monkeypatch, cores):
+    monkeypatch.setattr(preparation, "available_cores", lambda: cores)
     build(scratch / "store", files(corpus))
-    segment = min((scratch / "store" / "segments").glob("*.tokens"))
-    data = bytearray(segment.read_bytes())
-    data[0] ^= 1
-    segment.write_bytes(data)
-    result = build(scratch / "store", files(corpus), reread=True)
-    assert result.documents_repaired > 0
+    segments = sorted((scratch / "store" / "segments").glob("*.tokens"))
+    assert len(segments) > 2
+    for segment in segments:
+        data = bytearray(segment.read_bytes())
+        data[0] ^= 1
+        segment.write_bytes(data)
+    result = build(scratch / "store", files(corpus), reread=True, processes=cores > 0, workers=1)
+    assert result.documents_repaired == result.manifest.num_documents
     assert result.committed
     with open_store(scratch / "store") as store:
         assert all(len(store.document_tokens(number)) for number in range(store.num_documents))

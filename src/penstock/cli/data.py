@@ -6,7 +6,7 @@ import re
 import shlex
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -21,9 +21,6 @@ from penstock.cli.output import (
 )
 from penstock.cli.store_summary import hygiene_lines, print_skipped, print_splits
 from penstock.errors import ConfigError
-
-if TYPE_CHECKING:
-    pass
 
 # As in penstock.sources, which `--help` doesn't load.
 DEFAULT_UNIT_BYTES = 16 * 2**20

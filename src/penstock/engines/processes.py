@@ -366,7 +366,7 @@ def _drawn_ahead(
         threading.Thread(target=life, name=name, daemon=True).start()
     while (numbered := ready.get()) is not None:
         parts = _PartsOfUnit(ready)
-        yield *numbered[0], partial(iter, parts)
+        yield *numbered[0], parts.__iter__
         parts.pass_over()  # whoever took them may have failed before the last
 
 

@@ -33,12 +33,10 @@ class KnownDocuments:
 
     Attributes:
         segments: the version's segments by name; empty when nothing of it can be used.
-        damaged: documents of known content whose tokens aren't what was committed, and are encoded again.
     """
 
     def __init__(self, store: Store | None, tokenizer: Tokenizer) -> None:
         self.segments: dict[str, SegmentEntry] = {}
-        self.damaged = 0
         self._store: Store | None = None
         self._sorted: _SortedHashes | None = None
         if store is not None and store.manifest.tokenizer["digest"] == tokenizer.digest:
@@ -52,22 +50,29 @@ class KnownDocuments:
             hashes = np.frombuffer(contents.buffers()[1], f"S{STRONG_HASH_BYTES}")[contents.offset :][: len(contents)]
             self._sorted = _SortedHashes(hashes)
 
-    def find_all(self, contents: Sequence[bytes]) -> list[Place | None]:
-        """Where each document was stored before, or None."""
+    def find_all(self, contents: Sequence[bytes]) -> tuple[list[Place | None], int]:
+        """Where each document was stored before, or None; and how many were, but aren't what was committed.
+
+        These are to be encoded again, so that the damage ends with the version that has it.
+        """
         if self._store is None:
-            return [None] * len(contents)
+            return [None] * len(contents), 0
         self.load()
-        return [self._find(content) for content in contents]
+        places: list[Place | None] = []
+        damaged = 0
+        for content in contents:
+            try:
+                places.append(self._find(content))
+            except DamagedStoreError:
+                places.append(None)
+                damaged += 1
+        return places, damaged
 
     def _find(self, content: bytes) -> Place | None:
         number = self._sorted.find(content) if self._sorted is not None else None
         if number is None or self._store is None:
             return None
-        try:
-            tokens = self._store.document_tokens(number)
-        except DamagedStoreError:
-            self.damaged += 1  # encoded again, so that the damage ends with the version that has it
-            return None
+        tokens = self._store.document_tokens(number)
         segment, offset, length = (int(self._store.arrays[name][number]) for name in ("segment", "offset", "length"))
         # The hash of a document of parts covers which of them carry loss, so equal hashes mean equal runs.
         (loss_runs,) = _loss_runs(self._store, np.array([number]))

@@ -3,8 +3,8 @@
 In: an address and the checksums of a manifest. Out: files under `PENSTOCK_CACHE/remote/DIGEST`, laid out as in the
 store itself, each checked while it arrived and there whole or not at all. Segments share a bound on their size over all
 mirrors: the least recently used go first, never one that a reader has open. Several processes share a mirror: a kernel
-lock per file, exclusive while it is fetched or removed, shared while it is read. While a segment is on its way, the file
-of its lock is as long as the segment: that much room is taken. Memory: one chunk a transfer.
+lock per file, exclusive while it is fetched or removed, shared while it is read. While a segment is on its way, the
+file of its lock is as long as the segment: that much room is taken. Memory: one chunk a transfer.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ import contextlib
 import functools
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +34,9 @@ from penstock.engines import (
     run_units_in_processes,
     settled_objects,
 )
-from penstock.errors import InputError, NotAStoreError, StoreError, TokenizerError
+from penstock.errors import InputError, NotAStoreError, TokenizerError
 from penstock.hardware import available_cores
-from penstock.hashing import canonical_json, checksum_hex, digest_of, strong_hash, token_hash
+from penstock.hashing import canonical_json, digest_of, strong_hash
 from penstock.sources import (
     DEFAULT_UNIT_BYTES,
     FilesSource,
@@ -44,7 +44,6 @@ from penstock.sources import (
     SkipTally,
     Source,
     Unit,
-    UnitText,
     leave_alone,
 )
 from penstock.sources.files import FileEntry
@@ -53,9 +52,8 @@ from penstock.store.blocklist import Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
 from penstock.store.commit import commit_version, write_tokenizer
 from penstock.store.decisions import Decisions, differences
-from penstock.store.encoding import ENCODE_BATCH_BYTES, Room, Rooms, content_hash, encode_documents, fill_room
 from penstock.store.index import VersionIndex, build_index, skips_before_index
-from penstock.store.known import KnownDocuments, Place, SegmentTokens, document_rows
+from penstock.store.known import KnownDocuments, SegmentTokens, document_rows
 from penstock.store.layout import (
     CACHE,
     INDEX,
@@ -65,24 +63,19 @@ from penstock.store.layout import (
     TOKENIZERS,
     WORK,
     Manifest,
-    SegmentEntry,
 )
-from penstock.store.memory import RACY_NANOSECONDS, SourceMemory
-from penstock.store.near import NEAR_THRESHOLD, signatures
+from penstock.store.memory import SourceMemory
+from penstock.store.near import NEAR_THRESHOLD
 from penstock.store.reader import Store, list_versions, open_store
 from penstock.store.space import Estimate, SpaceGuard, estimate
-from penstock.store.splits import DEFAULT_SPLIT, group_hash, splits_of_sources
+from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
+from penstock.store.unit_work import Counts, UnitWork
 from penstock.store.writer import (
-    DOCUMENT_SCHEMA,
-    EncodedUnit,
     UnitRecord,
     arrow_array,
     no_documents,
-    read_unit_record,
-    write_unit,
 )
 from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
-from penstock.tokenize.engines import Encoded
 
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
@@ -91,9 +84,6 @@ CODE_KINDS = ("files", "git")
 
 Progress = Callable[[int, int], None]
 """Called with (input bytes done, input bytes in all) after each unit."""
-
-_Counts = tuple[int, int]
-"""Of a unit's documents, how many were taken over, and how many were encoded again because their tokens are damaged."""
 
 Note = Callable[[str], None]
 """Called with a line for people."""
@@ -240,10 +230,9 @@ class _Job:
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = KnownDocuments(self._previous, tokenizer)
-        self._rooms = Rooms(tokenizer.dtype)
         self._in_processes = _uses_processes(options)
         self._reads_ahead = self._in_processes and available_cores() > options.workers
-        self._done_in_walk: dict[str, _Counts] = {}  # by the unit's fingerprint
+        self._done_in_walk: dict[str, Counts] = {}  # by the unit's fingerprint
         self._units_taken_over = 0
         self._documents_reused = 0
         self._documents_repaired = 0
@@ -256,8 +245,16 @@ class _Job:
         previous = self._previous.digest if self._previous else None
         blocked = self._blocklist.rules
         signed = self._decisions.near_threshold is not None
-        self._task = digest_of(
-            [tokenizer.digest, list(source_options.values()), options.seed, blocked, signed, previous]
+        self._work = UnitWork(
+            out,
+            task=digest_of([tokenizer.digest, list(source_options.values()), options.seed, blocked, signed, previous]),
+            sources=self._sources,
+            cleaning=self._cleaning,
+            blocklist=self._blocklist,
+            tokenizer=tokenizer,
+            known=self._known,
+            seed=options.seed,
+            signed=signed,
         )
         self._memories = {
             name: SourceMemory(
@@ -380,7 +377,7 @@ class _Job:
             nonlocal walk_is_over
             for unit in self._walk():
                 done = self._done_in_walk.pop(unit.fingerprint, None)
-                record = self._finished(unit) if done is None else self._record(unit)
+                record = self._work.finished(unit) if done is None else self._work.record(unit)
                 if record is not None:
                     finished[len(walked)] = record
                     self._units_taken_over += done is None and bool(unit.items)
@@ -405,7 +402,7 @@ class _Job:
                 while walked[number] is not unit:
                     yield progress(walked[number], finished[number])
                     number += 1
-                record = self._record(unit)
+                record = self._work.record(unit)
                 guard.done(
                     input_bytes=unit.input_bytes,
                     written_bytes=sum(entry.bytes for entry in record.segments),
@@ -418,20 +415,10 @@ class _Job:
         for rest in range(number, len(walked)):
             yield progress(walked[rest], finished[rest])
 
-    def _count(self, counts: _Counts) -> None:
+    def _count(self, counts: Counts) -> None:
         reused, repaired = counts
         self._documents_reused += reused
         self._documents_repaired += repaired
-
-    def _record(self, unit: Unit) -> UnitRecord:
-        """The record of a unit that was written a moment ago."""
-        record = read_unit_record(self._record_path(unit))
-        if record is None:
-            raise StoreError(
-                f"{self._record_path(unit)} is missing or damaged a moment after it was written",
-                hint="check the disk; is another program cleaning that folder? Then run the same command again",
-            )
-        return record
 
     def _walk(self) -> Iterator[Unit]:
         """The units that must be looked at: those of inputs that the memory doesn't recognise."""
@@ -475,14 +462,14 @@ class _Job:
         changes = source.changes(stretch)
         first_unit = None
         unit = next(source.units_of(changes, self._options.unit_bytes), None) if begin else None
-        if unit is not None and self._finished(unit) is None:
-            first_unit = self._write_unit(unit, self._encode(unit, self._read(unit)))
+        if unit is not None and self._work.finished(unit) is None:
+            first_unit = self._work.write(unit, self._work.encode(unit, self._work.read(unit)))
         recognised = np.array(stretch.recognised, np.int64)
         return _WalkedStretch(recognised=recognised, changes=changes, first_unit=first_unit)
 
-    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, _Counts]]:
+    def _run(self, units: Iterator[Unit]) -> Iterator[tuple[Unit, Counts]]:
         """Each unit with the number of its documents that were taken over, and of those whose tokens were damaged."""
-        workers = self._options.workers
+        work, workers = self._work, self._options.workers
         first = list(itertools.islice(units, 1))
         if not first:
             return iter(())  # nobody to start for nothing
@@ -493,125 +480,14 @@ class _Job:
         if self._in_processes and len(first) > 1:  # to fork for one unit takes longer than it helps
             return run_units_in_processes(
                 units,
-                read=self._read_in_parts,
-                encode=self._encode,
-                write=self._write_unit,
+                read=work.read_in_parts,
+                encode=work.encode,
+                write=work.write,
                 workers=workers,
-                ahead=self._encode_ahead if self._reads_ahead else None,
+                ahead=work.encode_ahead if self._reads_ahead else None,
             )
         # Walked before the work, not beside it: two threads of Python would take turns at the GIL, and lose by it.
-        return run_units(list(units), read=self._read, encode=self._encode, write=self._write_unit, workers=workers)
-
-    def _read(self, unit: Unit) -> Iterable[_ReadPart]:
-        """Documents, clean, and their content hashes."""
-        return [self._read_part(unit)]
-
-    def _read_in_parts(self, unit: Unit) -> Iterable[_ReadPart]:
-        """The same in parts, each for one call of the encoder, read as they are asked for."""
-        if not isinstance(self._sources[unit.source], FilesSource):
-            return self._read(unit)
-        return (self._read_part(replace(unit, items=items)) for items in _parts_of(unit, ENCODE_BATCH_BYTES))
-
-    def _read_part(self, unit: Unit) -> _ReadPart:
-        started_ns = time.time_ns()
-        text = self._cleaning[unit.source].clean(self._sources[unit.source].read(unit))
-        hashes = [content_hash(document) for document in text.documents]
-        if self._blocklist.rules:
-            text, hashes = self._blocklist.without_blocked(text, hashes)
-        return _ReadPart(text=text, content_hashes=hashes, started_ns=started_ns)
-
-    def _encode_ahead(self, part: _ReadPart) -> _ReadPart:
-        """The same part with the ids of its documents, where all that are new are plain."""
-        known = self._known.find_all(part.content_hashes)
-        fresh = [document for document, place in zip(part.text.documents, known, strict=True) if place is None]
-        encoded = None
-        if fresh and all(document.is_plain for document in fresh):
-            encoded = self._tokenizer.encode([document.parts[0].data for document in fresh])
-        return replace(part, known=known, encoded=encoded)
-
-    def _encode(self, unit: Unit, parts: Iterable[_ReadPart]) -> _Encoded:
-        """Ids of a unit's documents, in store width, with begin and end tokens in place."""
-        damaged_before = self._known.damaged
-        room = self._rooms.borrow()
-        room.empty(capacity=unit.input_bytes)
-        columns: dict[str, list[Any]] = {column.name: [] for column in DOCUMENT_SCHEMA}
-        skips = SkipTally()
-        left_out: list[tuple[bytes, str]] = []
-        skips.merge([unit.skips])
-        started_ns, reused = 0, 0
-        for part in parts:
-            started_ns = started_ns or part.started_ns
-            reused += self._encode_part(unit, part, room, columns)
-            skips.merge([part.text.skips])
-            left_out += part.text.skips.each or ()
-        encoded = EncodedUnit(
-            payload=room.filled(),
-            columns=columns,
-            skips=skips,
-            left_out=left_out,
-            input_bytes=unit.input_bytes,
-            started_ns=started_ns,
-        )
-        repaired = self._known.damaged - damaged_before
-        return _Encoded(unit=encoded, room=room, reused=reused, repaired=repaired)
-
-    def _encode_part(self, unit: Unit, part: _ReadPart, room: Room, columns: dict[str, list[Any]]) -> int:
-        """Adds documents to the room and to the columns; returns how many of them were known."""
-        documents, contents = part.text.documents, part.content_hashes
-        known = self._known.find_all(contents) if part.known is None else part.known
-        fresh = [document for document, place in zip(documents, known, strict=True) if place is None]
-        first = room.used
-        loss_runs: list[list[int] | None]
-        if part.encoded is None:
-            lengths, loss_runs = encode_documents(self._tokenizer, fresh, room=room)
-        else:
-            lengths = fill_room(room, self._tokenizer, part.encoded)
-            loss_runs = [None] * len(lengths)
-        payload = room.filled()
-        borders = np.concatenate([[first], first + np.cumsum(lengths, dtype=np.int64)])
-        starts = borders.tolist()
-        places: list[Place] = [
-            (None, start, length, token_hash(payload[start : start + length]), runs)
-            for start, length, runs in zip(starts, lengths, loss_runs, strict=False)
-        ]
-        if len(fresh) < len(documents):
-            new_places = iter(places)
-            places = [place or next(new_places) for place in known]
-        seed = self._options.seed
-        more: dict[str, Iterable[Any]] = {
-            "key": [document.key for document in documents],
-            "group_hash": [group_hash(document.group, seed=seed) for document in documents],
-            "source": [unit.source] * len(documents),
-            "path": [document.path for document in documents],
-            "byte_start": [document.byte_start for document in documents],
-            "byte_end": [document.byte_end for document in documents],
-            "text_bytes": [document.num_bytes for document in documents],
-            "exact": [document.exact for document in documents],
-            "language": [document.language for document in documents],
-            "facts": [document.facts for document in documents],
-            "content_hash": contents,
-            "signature": self._signatures(payload[first:], borders - first, known),
-            **dict(
-                zip(("segment", "offset", "length", "token_hash", "loss_runs"), zip(*places, strict=True), strict=False)
-            ),
-        }
-        for name, values in more.items():
-            columns[name] += values
-        return len(documents) - len(fresh)
-
-    def _signatures(
-        self, payload: npt.NDArray[Any], borders: npt.NDArray[np.int64], known: Sequence[Place | None]
-    ) -> list[bytes]:
-        """Of the fresh documents, where near copies are looked for; the index makes those of the others."""
-        if self._decisions.near_threshold is None:
-            return [b""] * len(known)
-        fresh = iter(signatures(payload, borders))
-        return [b"" if place is not None else next(fresh).tobytes() for place in known]
-
-    def _write_unit(self, unit: Unit, encoded: _Encoded) -> _Counts:
-        write_unit(self._out, self._record_path(unit), encoded.unit)
-        self._rooms.give_back(encoded.room)
-        return encoded.reused, encoded.repaired
+        return run_units(list(units), read=work.read, encode=work.encode, write=work.write, workers=workers)
 
     def _commit(self, index: VersionIndex, records: Sequence[UnitRecord]) -> Manifest:
         skips = SkipTally()
@@ -627,22 +503,6 @@ class _Job:
             splits=list(self._decisions.shares),
             skipped_examples=skips.examples,
         )
-
-    def _record_path(self, unit: Unit) -> Path:
-        return self._out / WORK / f"{digest_of([self._task, unit.source, unit.fingerprint])[:32]}.arrow"
-
-    def _finished(self, unit: Unit) -> UnitRecord | None:
-        """The unit's record, if an earlier run finished it, its input is surely the same and its segments are there."""
-        if not unit.items:  # there is nothing to read
-            return UnitRecord(documents=no_documents(), segments=[], skips=unit.skips)
-        record = read_unit_record(self._record_path(unit))
-        if record is None or record.started_ns - RACY_NANOSECONDS <= unit.newest_change_ns:
-            return None
-        whole = all(_segment_is_whole(self._out, entry) for entry in record.segments)
-        known = set(self._known.segments) | {entry.name for entry in record.segments}
-        if not whole or not set(record.documents["segment"].unique().to_pylist()) <= known:
-            return None
-        return record
 
 
 class _Walk:
@@ -690,40 +550,7 @@ class _WalkedStretch:
 
     recognised: npt.NDArray[np.int64]
     changes: list[FileEntry]
-    first_unit: _Counts | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _ReadPart:
-    """A unit, or a part of one, between reader and encoder; perhaps with what the encoder made of it."""
-
-    text: UnitText
-    content_hashes: list[bytes]
-    started_ns: int
-    known: list[Place | None] | None = None
-    encoded: Encoded | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Encoded:
-    """A unit between encoder and writer, with the room that its payload lies in."""
-
-    unit: EncodedUnit
-    room: Room
-    reused: int
-    repaired: int
-
-
-def _parts_of(unit: Unit, part_bytes: int) -> Iterator[tuple[Any, ...]]:
-    """The files of a unit in runs of about that size."""
-    first, size = 0, 0
-    for number, (_, file_size) in enumerate(unit.items, 1):
-        size += file_size
-        if size >= part_bytes:
-            yield unit.items[first:number]
-            first, size = number, 0
-    if first < len(unit.items):
-        yield unit.items[first:]
+    first_unit: Counts | None
 
 
 def _decisions(options: PrepareOptions, *, previous: Store | None, blocklist: Blocklist) -> Decisions:
@@ -767,14 +594,6 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
         if part.kind is PartKind.TEXT
     )
     return train_tokenizer(texts, vocab_size=options.vocab_size, control_tokens=options.control_tokens)
-
-
-def _segment_is_whole(out: Path, entry: SegmentEntry) -> bool:
-    path = out / SEGMENTS / f"{entry.name}.tokens"
-    blocks = path.with_suffix(".blocks")
-    if not path.exists() or path.stat().st_size != entry.bytes or not blocks.exists():
-        return False
-    return checksum_hex(blocks.read_bytes()) == entry.checksum
 
 
 def _refuse_foreign_folder(out: Path) -> None:
