@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from penstock.train import attention
@@ -15,19 +14,13 @@ from penstock.train.attention import BORDER_KERNELS, document_borders
 from penstock.train.pretrained import load_pretrained
 from penstock.train.pretrained_attention import can_take_borders
 
+from .documents_apart import one_document_after_the_other
+
 pytest.importorskip("transformers")
 
 SavedModel = Callable[[str], Path]
 IDS = torch.randint(0, 384, (2, 24), generator=torch.Generator().manual_seed(1))
 DOCUMENTS = torch.tensor([[3] * 7 + [4] + [9] * 16, [1] * 24])
-
-
-def one_document_after_the_other(query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int) -> Tensor:
-    parts = []
-    for begin, end in zip(borders.tolist(), borders.tolist()[1:], strict=False):
-        one = (each[begin:end].transpose(0, 1)[None] for each in (query, key, value))
-        parts.append(F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
-    return torch.cat(parts)
 
 
 @pytest.mark.parametrize("borders", [None, document_borders(DOCUMENTS)])
