@@ -6,9 +6,9 @@ run, and nothing is downloaded unless `network` allows it.
 
 Packed rows: positions are counted from the begin of each document, and transformers builds the mask that keeps
 attention inside from that (`find_packed_sequence_indices`), also for sliding windows; or attention takes the documents
-by their borders (pretrained_attention.py). Not every architecture does: a
-recurrent one has no mask. So a model is asked, with a few tokens, whether a document feels its neighbour, before it is
-trained; in the same way it is asked whether its head is one matrix product.
+by their borders (pretrained_attention.py). Not every architecture does: a recurrent one has no mask. So a model is
+asked, with a few tokens, whether a document feels its neighbour, before it is trained; in the same way it is asked
+whether its head is one matrix product.
 
 Cost: the weights in memory once, one BLAKE3 pass over their files (about 3 GB/s), which names them in checkpoints.
 """
