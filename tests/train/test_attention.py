@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 import torch._dynamo.testing
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention.flex_attention import create_block_mask
@@ -28,6 +27,8 @@ from penstock.train.attention import (
     document_mask,
     usable_kernels,
 )
+
+from .documents_apart import one_document_after_the_other
 
 
 @st.composite
@@ -100,27 +101,15 @@ def test_all_kernels_agree_with_sdpa(kernel: str, key_heads: int, monkeypatch: p
     if kernel in ("efficient", "cudnn"):  # absent on a CPU: the plain formula stands in for the kernel
         monkeypatch.setitem(attention.SDPA_BACKENDS, kernel, torch.nn.attention.SDPBackend.MATH)
     if kernel == "varlen":
-        monkeypatch.setattr(attention, "_varlen_attention", _one_document_after_the_other)
+        monkeypatch.setattr(attention, "_varlen_attention", one_document_after_the_other)
     if kernel == "cudnn-varlen":
-        monkeypatch.setattr(attention.cudnn_attention, "attended_documents", _one_document_after_the_other)
+        monkeypatch.setattr(attention.cudnn_attention, "attended_documents", one_document_after_the_other)
     for ids in (None, documents):
         if kernel == "flash" and ids is not None:
             continue
         expected = attended("sdpa", query, key, value, attention_mask("sdpa", ids))
         found = attended(kernel, query, key, value, attention_mask(kernel, ids))
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def _one_document_after_the_other(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, borders: torch.Tensor, longest: int
-) -> torch.Tensor:
-    """What varlen_attn is to compute: [places, heads, head], each document by itself."""
-    parts = []
-    for begin, end in zip(borders.tolist(), borders.tolist()[1:], strict=False):
-        assert end - begin <= longest
-        one = (each[begin:end].transpose(0, 1)[None] for each in (query, key, value))
-        parts.append(F.scaled_dot_product_attention(*one, is_causal=True, enable_gqa=True)[0].transpose(0, 1))
-    return torch.cat(parts)
 
 
 def test_a_model_takes_another_kernel_between_steps() -> None:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
-
-import pytest
-import torch
+from .interpreter import assert_passes, needs_triton
 
 CHECK = """
 import torch, torch.nn.functional as F
@@ -29,10 +23,6 @@ for dtype, columns in ((torch.float32, 5000), (torch.bfloat16, 64), (torch.float
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton isn't installed: PyTorch for CPUs")
+@needs_triton
 def test_loss_and_gradient_are_those_of_pytorch() -> None:
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert_passes(CHECK)

@@ -3,10 +3,6 @@ GPU where there is one, else in Triton's interpreter where Triton is installed."
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -16,6 +12,8 @@ from torch import Tensor
 
 from penstock.train.gating import joined_gate
 from penstock.train.norms import RMSNorm, normed_beside
+
+from .interpreter import assert_passes, needs_triton
 
 Layer = Callable[..., Tensor]
 
@@ -94,10 +92,6 @@ for dtype, rows, columns in ((torch.float32, 9, 20), (torch.bfloat16, 37, 64), (
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton isn't installed: PyTorch for CPUs")
+@needs_triton
 def test_the_kernels_give_what_the_operations_give() -> None:
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert_passes(CHECK)

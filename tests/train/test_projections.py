@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -14,6 +10,8 @@ from torch import Tensor, nn
 
 from penstock.train.model import _rotations
 from penstock.train.projections import joined_heads, rotated, rotated_heads
+
+from .interpreter import assert_passes, needs_triton
 
 HEAD_SIZE = 4
 SIZES = (12, 4, 4)
@@ -87,10 +85,6 @@ for heads, key_heads, size, dtype in cases:
 """
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton isn't installed: PyTorch for CPUs")
+@needs_triton
 def test_the_kernel_is_the_same_as_the_operations() -> None:
-    interpreted = {} if torch.cuda.is_available() else {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", CHECK], env={**os.environ, **interpreted}, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert_passes(CHECK)

@@ -33,6 +33,7 @@ from penstock.train.pretrained import (
     load_pretrained,
     refuse_another_tokenizer,
     refuse_felt_neighbours,
+    refuse_unfit_attention,
 )
 from penstock.train.shape import ModelShape
 from penstock.train.sharded_checkpoint import loaded_tensors
@@ -60,6 +61,7 @@ def new_model(config: TrainConfig, tokenizer: Tokenizer) -> LanguageModel:
             )
         if config.document_boundaries:
             refuse_felt_neighbours(base)
+        refuse_unfit_attention(base, config.attention)
         model = base
     if config.model.float8:
         use_float8(model, device)

@@ -10,11 +10,10 @@ Written in Triton, which comes with PyTorch for GPUs.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from penstock.train.kernel_support import triton_kernel
 
 __all__ = ["overwrite_with_gradient"]
 
@@ -25,7 +24,7 @@ NUM_WARPS = 4
 def overwrite_with_gradient(logits: Tensor, labels: Tensor, *, ignored_label: int) -> Tensor:
     """The loss as a sum; afterwards `logits` holds its gradient, with rows of zeros where nothing is scored."""
     nats = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
-    _kernel()[(len(labels),)](
+    triton_kernel("cross_entropy_kernel", "cross_entropy_kernel")[(len(labels),)](
         logits,
         labels,
         nats,
@@ -36,11 +35,3 @@ def overwrite_with_gradient(logits: Tensor, labels: Tensor, *, ignored_label: in
         num_warps=NUM_WARPS,
     )
     return nats.sum()
-
-
-@cache
-def _kernel() -> Any:
-    """Made at first use: Triton isn't there on machines without a GPU."""
-    from penstock.train import cross_entropy_kernel
-
-    return cross_entropy_kernel.cross_entropy_kernel

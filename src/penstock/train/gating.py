@@ -8,14 +8,13 @@ than the large product gains (550 instead of 577 k tokens/s, 124M on an H200).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.train.kernel_support import has_triton
+from penstock.train.kernel_support import has_triton, triton_kernel
 
 __all__ = ["gate_gradient", "gate_gradient_by_kernel", "gated", "joined_gate"]
 
@@ -72,13 +71,7 @@ def gate_gradient_by_kernel(product: Tensor, given: Tensor) -> Tensor:
     num_columns = given.shape[-1]
     gradient = torch.empty_like(product)
     grid = (given.numel() // num_columns, -(-num_columns // BLOCK_COLUMNS))
-    _kernel()[grid](product, given, gradient, num_columns, BLOCK=BLOCK_COLUMNS, num_warps=NUM_WARPS)
+    triton_kernel("gate_kernel", "gate_gradient_kernel")[grid](
+        product, given, gradient, num_columns, BLOCK=BLOCK_COLUMNS, num_warps=NUM_WARPS
+    )
     return gradient
-
-
-@cache
-def _kernel() -> Any:
-    """Made at first use: Triton isn't there on machines without a GPU."""
-    from penstock.train import gate_kernel
-
-    return gate_kernel.gate_gradient_kernel

@@ -8,13 +8,12 @@ compiled PyTorch took 1.4 to 2 times as long (64 x 1024 x 768 on an H200).
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from penstock.train.kernel_support import has_triton, num_multiprocessors
+from penstock.train.kernel_support import has_triton, num_multiprocessors, power_of_two, triton_kernel
 
 __all__ = ["RMSNorm", "norm_gradient", "norm_gradient_by_kernel", "normed_beside"]
 
@@ -95,13 +94,13 @@ def norm_gradient_by_kernel(
     num_columns = stream.shape[-1]
     stream, passed, given = (each.contiguous() for each in (stream, passed, given))
     num_rows = stream.numel() // num_columns
-    columns = 1 << (num_columns - 1).bit_length()
+    columns = power_of_two(num_columns)
     rows = max(1, TILE_NUMBERS // columns)
     num_tiles = -(-num_rows // rows)
     num_programs = min(PROGRAMS_PER_MULTIPROCESSOR * num_multiprocessors(), num_tiles)
     gradient = torch.empty_like(stream)
     sums = torch.empty(num_programs, num_columns, dtype=torch.float32, device=stream.device)
-    _kernel()[(num_programs,)](
+    triton_kernel("norm_kernel", "norm_gradient_kernel")[(num_programs,)](
         stream,
         weight,
         passed,
@@ -117,11 +116,3 @@ def norm_gradient_by_kernel(
         num_warps=NUM_WARPS,
     )
     return gradient, sums.sum(0).to(weight.dtype)
-
-
-@cache
-def _kernel() -> Any:
-    """Made at first use: Triton isn't there on machines without a GPU."""
-    from penstock.train import norm_kernel
-
-    return norm_kernel.norm_gradient_kernel

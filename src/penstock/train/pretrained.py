@@ -6,9 +6,9 @@ run, and nothing is downloaded unless `network` allows it.
 
 Packed rows: positions are counted from the begin of each document, and transformers builds the mask that keeps
 attention inside from that (`find_packed_sequence_indices`), also for sliding windows; or attention takes the documents
-by their borders (pretrained_attention.py). Not every architecture does: a
-recurrent one has no mask. So a model is asked, with a few tokens, whether a document feels its neighbour, before it is
-trained; in the same way it is asked whether its head is one matrix product.
+by their borders (pretrained_attention.py). Not every architecture does: a recurrent one has no mask. So a model is
+asked, with a few tokens, whether a document feels its neighbour, before it is trained; in the same way it is asked
+whether its head is one matrix product, and whether a kernel over borders that was set by name does all it asks for.
 
 Cost: the weights in memory once, one BLAKE3 pass over their files (about 3 GB/s), which names them in checkpoints.
 """
@@ -34,8 +34,15 @@ from penstock.tokenize.folders import TOKENIZER_FILES, folder_json, holds_tokeni
 from penstock.tokenize.hub import is_hub_id
 from penstock.train.attention import BORDER_KERNELS, SDPA_BACKENDS, document_borders
 from penstock.train.language_model import LanguageModel
-from penstock.train.pretrained_attention import BORDERS_ARGUMENT, can_take_borders, register, transformers_name
+from penstock.train.pretrained_attention import (
+    BORDERS_ARGUMENT,
+    UnfitAttentionError,
+    can_take_borders,
+    register,
+    transformers_name,
+)
 from penstock.train.quiet_imports import quiet_import
+from penstock.train.randomness import restore_random_state, saved_random_state
 from penstock.train.shape import ModelShape
 
 __all__ = [
@@ -43,6 +50,7 @@ __all__ = [
     "load_pretrained",
     "refuse_another_tokenizer",
     "refuse_felt_neighbours",
+    "refuse_unfit_attention",
     "weights_digest",
 ]
 
@@ -269,6 +277,33 @@ def refuse_felt_neighbours(model: PretrainedModel) -> None:
             f"model.pretrained={model.source} ({type(model.causal).__name__}) feels other documents of the same row",
             hint="set document_boundaries=false, or pack=pad for rows of one document",
         )
+
+
+def refuse_unfit_attention(model: PretrainedModel, kernel: str) -> None:
+    """Raises `ConfigError` if a layer asks a kernel over borders, set by name, for more than it does.
+
+    The model is asked, in training, since only then it has dropout; and without documents, which any device can do.
+    """
+    if kernel not in BORDER_KERNELS or kernel not in model.attention_kernels:
+        return
+    kernel_before, was_training, random_state = model.attention_kernel, model.training, saved_random_state()
+    ids = torch.arange(1, 5, device=next(model.parameters()).device)[None] % model.padded_vocab_size
+    try:
+        model.attention_kernel = kernel
+        with torch.no_grad():
+            model.train().hidden(ids)
+    except UnfitAttentionError as error:
+        # Of the kernels that do more, flex has no dropout in transformers.
+        has_flex = "flex" in model.attention_kernels and "dropout" not in error.wanted
+        raise ConfigError(
+            f"attention is {kernel!r}, which has no {', '.join(error.wanted.values())}: that is what the layers of "
+            f"model.pretrained={model.source} ({type(model.causal).__name__}) ask for",
+            hint=f"set attention=sdpa{' or attention=flex' if has_flex else ''}",
+        ) from error
+    finally:
+        model.attention_kernel = kernel_before
+        model.train(was_training)
+        restore_random_state(random_state)
 
 
 def refuse_another_tokenizer(model: PretrainedModel, tokenizer: Tokenizer) -> None:

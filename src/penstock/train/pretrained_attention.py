@@ -2,8 +2,8 @@
 
 In: what transformers gives every attention function (query, key and value [B, heads, T, head]) and the documents'
 borders, under the name that its models pass through to it. Out: [B, T, heads, head]. A model that has a flash kernel in
-transformers needs nothing else: neither a mask nor a bias. Windows, caps on scores and sinks are refused; a model that
-asks for one at some layer keeps to the other kernels.
+transformers needs nothing else: neither a mask nor a bias. Windows, caps on scores, sinks, dropout and other scales are
+refused; a model that asks for one at some layer keeps to the other kernels.
 """
 
 from __future__ import annotations
@@ -17,11 +17,19 @@ from torch import Tensor
 
 from penstock.train.attention import BORDER_KERNELS, attended
 
-__all__ = ["BORDERS_ARGUMENT", "can_take_borders", "register", "transformers_name"]
+__all__ = ["BORDERS_ARGUMENT", "UnfitAttentionError", "can_take_borders", "register", "transformers_name"]
 
 BORDERS_ARGUMENT = "cu_seq_lens_q"
 # What some architectures ask of attention besides, and these kernels don't do.
 _REFUSED = ("sliding_window", "softcap", "s_aux")
+
+
+class UnfitAttentionError(RuntimeError):
+    """A layer asks for more than a kernel over borders does; to a trial one of many reasons why a kernel may fail."""
+
+    def __init__(self, kernel: str, wanted: dict[str, str]) -> None:
+        super().__init__(f"attention kernel {kernel!r} has no {', '.join(wanted.values())}")
+        self.wanted = wanted
 
 
 def transformers_name(kernel: str) -> str:
@@ -64,9 +72,15 @@ def _attended(
     **others: Any,
 ) -> tuple[Tensor, None]:
     """An attention function of transformers."""
-    asked = [name for name in _REFUSED if others.get(name) is not None]
-    if asked or dropout or attention_mask is not None or scaling not in (None, query.shape[-1] ** -0.5):
-        raise RuntimeError(f"attention kernel {kernel!r} has no {', '.join(asked) or 'such mask, dropout or scale'}")
+    wanted = {name: name for name in _REFUSED if others.get(name) is not None}
+    if attention_mask is not None:
+        wanted["mask"] = "mask"
+    if dropout:
+        wanted["dropout"] = f"dropout of {dropout:g}"
+    if scaling not in (None, query.shape[-1] ** -0.5):
+        wanted["scale"] = f"scale of {scaling:g} instead of 1/sqrt({query.shape[-1]})"
+    if wanted:
+        raise UnfitAttentionError(kernel, wanted)
     if torch.is_autocast_enabled(query.device.type):
         # Rotations may have left float32, in which these kernels don't compute.
         dtype = torch.get_autocast_dtype(query.device.type)

@@ -12,14 +12,13 @@ of PyTorch for the putting together it is two kernels and 0.3.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from penstock.train.kernel_support import has_triton
+from penstock.train.kernel_support import has_triton, power_of_two, triton_kernel
 
 __all__ = ["joined_heads", "rotated", "rotated_heads"]
 
@@ -97,7 +96,7 @@ def turned_back_side_by_side(query: Tensor, key: Tensor, value: Tensor, cosine: 
     query, key, value = (part if part.stride(-1) == 1 else part.contiguous() for part in (query, key, value))
     num_heads = sum(part.shape[1] for part in (query, key, value))
     joined = query.new_empty((rows, positions, num_heads * head_size))
-    _kernel()[(rows * positions,)](
+    triton_kernel("rotation_kernel", "turn_back_kernel")[(rows * positions,)](
         query,
         key,
         value,
@@ -110,21 +109,9 @@ def turned_back_side_by_side(query: Tensor, key: Tensor, value: Tensor, cosine: 
         *value.stride()[:3],
         QUERY_HEADS=query.shape[1],
         KEY_HEADS=key.shape[1],
-        MOST_HEADS=_power_of_two(query.shape[1]),
+        MOST_HEADS=power_of_two(query.shape[1]),
         HALF=head_size // 2,
-        HALF_BLOCK=_power_of_two(head_size // 2),
+        HALF_BLOCK=power_of_two(head_size // 2),
         num_warps=2,
     )
     return joined
-
-
-def _power_of_two(least: int) -> int:
-    return 1 << (least - 1).bit_length()
-
-
-@cache
-def _kernel() -> Any:
-    """Made at first use: Triton isn't there on machines without a GPU."""
-    from penstock.train import rotation_kernel
-
-    return rotation_kernel.turn_back_kernel
