@@ -129,6 +129,15 @@ def test_a_stretch_is_its_positions_one_by_one(start: int, count: int, num_rows:
     assert rows.tolist() == [single(position) for position in range(start, start + count)]
 
 
+@pytest.mark.parametrize("num_rows", [1000, 5000, 2**14 + 1, 2**20 + 7, 10**12])
+def test_many_positions_at_once_are_the_same_as_few(num_rows: int) -> None:
+    """Of many values the rounds are looked up in tables, of few they are computed."""
+    start, count = 3 * num_rows - 2048, 4096  # across the end of a pass
+    many = rows_at(start, count, num_rows=num_rows, seed=5, shuffle=True)
+    few = [rows_at(position, 7, num_rows=num_rows, seed=5, shuffle=True) for position in range(start, start + count, 7)]
+    assert many.tolist() == np.concatenate(few)[:count].tolist()
+
+
 @given(num_rows=st.integers(1, 80), cuts=st.lists(st.integers(1, 90), min_size=1, max_size=12), shuffle=st.booleans())
 @settings(max_examples=40, deadline=None)
 def test_every_row_once_per_pass_however_positions_are_cut(num_rows: int, cuts: list[int], shuffle: bool) -> None:

@@ -89,7 +89,7 @@ def _rate_rows(outcome: Outcome, name: str) -> list[Row]:
             name=f"{what}, {part}",
             unit="M tokens/s",
             scale=1e-6,
-            first_batch_ms=[round(1000 * report[first], 3) for report in outcome.reports],
+            first_batch_ms=[float(f"{1000 * report[first]:.3g}") for report in outcome.reports],
         )
         for key, part, first in (
             ("first_pass", FIRST, "first_batch_seconds"),

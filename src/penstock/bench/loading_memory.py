@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from penstock.bench.loading import opened_plan
 from penstock.load import Loader
-from penstock.load.loader import LAID_OUT_ROWS
+from penstock.load.loader import LAID_OUT_ROWS, LAID_OUT_TOKENS
 from penstock.pack import Plan
 
 __all__ = ["estimated_bytes", "measure_memory"]
@@ -47,7 +47,8 @@ def estimated_bytes(plan: Plan, *, batch_size: int, as_torch: bool) -> int:
     with Loader(plan, batch_rows=batch_size, allocate=allocate):
         pass
     asked = sum(map(sum, buffers))
-    laid_out_rows = max(LAID_OUT_ROWS, buffers[0][0] // ((plan.seq_len + 1) * plan.store.dtype.itemsize))
+    laid_out_rows = min(LAID_OUT_ROWS, LAID_OUT_TOKENS // plan.seq_len)
+    laid_out_rows = max(laid_out_rows, buffers[0][0] // ((plan.seq_len + 1) * plan.store.dtype.itemsize))
     filling = (len(buffers) - 1) * THREAD_BYTES
     filling += int(laid_out_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES)
     tensors = BATCHES_ALIVE * batch_size * (plan.seq_len + 1) * TORCH_BYTES_PER_PLACE if as_torch else 0

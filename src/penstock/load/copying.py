@@ -14,7 +14,6 @@ Memory: the tokens of the rows, once more where they are copied on; of a layout,
 from __future__ import annotations
 
 import itertools
-import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -34,7 +33,7 @@ __all__ = ["TokenCopier", "TokenLayout"]
 # A call to Arrow, or for whole rows, costs as much as so many slices.
 FEW_STRETCHES = 48
 # So many stretches of broken rows, over a layout, are copied one by one, which is less to work out.
-FEW_BROKEN = 512
+FEW_BROKEN = 8192
 # Of more rows than this share Arrow gathers all: it takes less than taking whole rows in vain and copying twice.
 MOST_BROKEN = 0.05
 # A view of so many bytes holds them itself, instead of where they are.
@@ -307,13 +306,19 @@ class TokenCopier:
             rows = rows[self._unchecked(segment[rows], offset[rows], np.int64(self._row_tokens))]  # some are by now
             for row in rows.tolist():
                 self._check(int(segment[row]), int(offset[row]), self._row_tokens)
-        segments = [self._segment(number) for number in layout.segments]
-        if layout.opened is None or any(map(operator.is_not, layout.opened[0], segments)):
+        segments = self._segments(layout.segments)
+        if layout.opened is None or layout.opened[0] != segments:
             maps = self._maps(segments, layout.segments)
-            starts = maps.starts[np.searchsorted(layout.segments, segment)]
+            starts = self._by_segment(layout.segments, maps.starts)[segment]
             layout.opened = segments, maps, starts + offset * self._padding.itemsize
         _, maps, places = layout.opened
         return maps.take(places[first:last], row_tokens=self._row_tokens)
+
+    def _by_segment(self, numbers: list[int], values: Integers) -> Integers:
+        """Values of some segments, to be looked up by number."""
+        found = np.zeros(len(self._segment_tokens), np.int64)
+        found[numbers] = values
+        return found
 
     def _maps(self, segments: list[Segment], numbers: list[int]) -> Maps:
         if [len(segment.tokens) for segment in segments] != self._segment_tokens[numbers].tolist():
@@ -354,12 +359,12 @@ class TokenCopier:
     def _side_by_side(self, layout: StretchLayout, views: Views, first: int, last: int) -> npt.NDArray[Any]:
         """[rows, T + 1], the rows first .. last in memory of Arrow's, which is kept as long as the array is."""
         self._check_stretches(layout, first, last)
-        segments = [self._segment(number) for number in views.segments]
-        if views.opened is None or any(map(operator.is_not, views.opened[0], segments)):
+        segments = self._segments(views.segments)
+        if views.opened is None or views.opened[0] != segments:
             buffers = [buffer for segment in segments for buffer in _buffers(segment.tokens)]
             buffers.append(pa.py_buffer(self._padding))
             maps = self._maps(segments, views.segments)
-            starts = maps.starts[np.searchsorted(views.segments, layout.stretches.segment)]
+            starts = self._by_segment(views.segments, maps.starts)[layout.stretches.segment]
             views.opened = segments, buffers, maps, starts + layout.stretches.offset * self._padding.itemsize
         _, buffers, maps, places = views.opened
         begin, end = int(layout.stretch_starts[first]), int(layout.stretch_starts[last])
@@ -386,8 +391,13 @@ class TokenCopier:
                 owner, source = ranges(offset[group], length[group])
                 out[source + (place - offset)[group][owner]] = tokens[source]
 
+    def _segments(self, numbers: list[int]) -> list[Segment]:
+        """Segments of the stores; asked for each time, because a store may let go of one in between."""
+        if len(self._stores) == 1:
+            return self._stores[0].segments(numbers)
+        return [self._segment(number) for number in numbers]
+
     def _segment(self, number: int) -> Segment:
-        """A segment of one of the stores; asked for each time, because a store may let go of it in between."""
         store, segment = self._place_of(number)
         return store.segment(segment)
 

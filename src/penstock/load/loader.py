@@ -32,11 +32,15 @@ from penstock.pack import Plan
 
 __all__ = ["Loader"]
 
-# Tokens filled at once where nothing else is asked: enough to spread the cost per call, little enough for the caches.
+# Tokens filled at once where nothing else is asked: enough to spread the cost per call, little enough for the caches;
+# more where threads fill, because handing a stretch over costs them some 50 µs besides.
 STRETCH_TOKENS = 2**20
-MOST_BATCHES_IN_A_STRETCH = 64
-# Rows worked out at once, some stretches of them: numpy's calls cost as much for a thousand.
-LAID_OUT_ROWS = 2**12
+STRETCH_TOKENS_AHEAD = 2**22
+MOST_BATCHES_IN_A_STRETCH = 256
+# Worked out at once, some stretches of them: numpy's calls cost as much for a thousand rows. Of long rows fewer,
+# because what is worked out grows with the documents in them.
+LAID_OUT_ROWS = 2**15
+LAID_OUT_TOKENS = 2**25
 # More threads would wait for Python's lock, or for memory.
 MOST_THREADS = 4
 
@@ -54,8 +58,8 @@ class Loader:
         rank: which share of each global batch this loader gives.
         world_size: number of shares; must divide `batch_rows`.
         prefetch_batches: batches that the buffers hold together, those in use and those filled ahead; None for
-            stretches of about a million tokens, one for each thread and one in use; 0 fills a stretch on demand in the
-            caller's thread.
+            stretches of about four million tokens, one for each thread and one in use; 0 fills a stretch of a million
+            on demand in the caller's thread.
         fill_threads: threads that fill ahead, a stretch each; None for one per core, at most four. Fewer where
             `prefetch_batches` leaves them nothing to fill. Changes nothing about the batches.
         allocate: makes buffer memory (pinned memory, for instance).
@@ -189,12 +193,13 @@ class _Batches:
         self._share = share
         self.batch_rows = batch_rows
         self.own_rows: int = share.stop - share.start
+        self.own_tokens: int = self.own_rows * filler.plan.seq_len
 
     def stretch_batches(self, prefetch_batches: int | None, num_buffers: int) -> int:
         """Batches per stretch: a buffer's part of what all of them are to hold, or by rule."""
         if prefetch_batches:
             return -(-prefetch_batches // num_buffers)
-        fitting = STRETCH_TOKENS // (self.own_rows * self._filler.plan.seq_len)
+        fitting = (STRETCH_TOKENS if num_buffers == 1 else STRETCH_TOKENS_AHEAD) // self.own_tokens
         return min(max(fitting, 1), MOST_BATCHES_IN_A_STRETCH)
 
     def new_buffer(self, num_batches: int, allocate: Allocate) -> StretchBuffer:
@@ -276,7 +281,9 @@ class _Stretches:
     def _lay_out_more(self) -> None:
         count = self._count
         if count == self._longest:
-            count *= max(1, LAID_OUT_ROWS // (self._filler.own_rows * count))
+            filler = self._filler
+            fitting = min(LAID_OUT_ROWS // filler.own_rows, LAID_OUT_TOKENS // filler.own_tokens)
+            count *= max(1, fitting // count)
         self._end = self._position + count * self._filler.batch_rows
         try:
             self._laid_out = self._filler.lay_out(self._position, count)

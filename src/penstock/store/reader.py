@@ -249,6 +249,12 @@ class Store:
             segment = self._segments[number] = Segment(self.path, self.manifest.segments[number], self.dtype, seen)
         return segment
 
+    def segments(self, numbers: Iterable[int]) -> list[Segment]:
+        """Several of them; those that are open already cost nearly nothing, which counts for one who asks for all of
+        them again and again because they may have been let go of."""
+        opened = self._segments
+        return [opened[number] or self.segment(number) for number in numbers]
+
     def expect(self, documents: npt.NDArray[np.int64]) -> None:
         """Says which documents will be read, in order; a remote store begins to fetch them. Here there is no need."""
 
