@@ -163,6 +163,31 @@ def test_a_row_that_would_leave_its_segment_is_refused(sample: Samples) -> None:
             copier.lay_out(rows, rows + first, nothing, rows + 9)
 
 
+def test_a_broken_row_is_taken_with_its_longest_stretch_where_there_is_room_around_it(sample: Samples) -> None:
+    store = sample("letters").store
+    copier = copying.TokenCopier(store, row_tokens=9)
+    end = store.manifest.segments[0].tokens
+    num_rows = 40 * 4
+    segment, offset = np.zeros(num_rows, np.int64), np.arange(num_rows)
+    segment[[3, 50, 99]] = -1
+    # Row, place, segment, offset, length: room around both in row 3, around the shorter one in row 50, none in row 99.
+    stretches = [(3, 0, 0, 20, 6), (3, 6, 0, 40, 3), (50, 0, 0, end - 5, 5), (50, 5, 0, 30, 4)]
+    stretches += [(99, 0, 0, end - 5, 5), (99, 5, 0, 2, 4)]
+    columns = np.array(stretches).T
+    row_ends = np.full(num_rows, 9)
+    layout = copier.lay_out(segment, offset, Stretches(*columns), row_ends)
+    assert isinstance(layout.pieces.copies, copying.Slices)
+    assert [length // store.dtype.itemsize for _, _, length, _ in layout.pieces.copies.copies] == [3, 5, 5, 4]
+    rows = copier.gathered(layout, 0, num_rows)
+    for row, expected in (
+        (3, [store.read(0, 20, 6), store.read(0, 40, 3)]),
+        (50, [store.read(0, end - 5, 5), store.read(0, 30, 4)]),
+        (99, [store.read(0, end - 5, 5), store.read(0, 2, 4)]),
+        (7, [store.read(0, 7, 9)]),
+    ):
+        assert rows[row].tolist() == np.concatenate(expected).tolist()
+
+
 @pytest.mark.parametrize("most_broken", [0.99, -1])
 def test_rows_stay_right_when_segments_are_opened_anew(
     sample: Samples, most_broken: float, monkeypatch: pytest.MonkeyPatch

@@ -1,12 +1,13 @@
 """Tokens of segments into rows: the copying itself.
 
 Most rows are one stretch of a segment: they are taken whole, straight from the maps (taking.py), at about 0.3 ns a
-token. The others are *broken*: made of several stretches, or padded. Where they are few they are put in afterwards;
-where they are many, all rows are gathered by Arrow: every stretch is an entry of a `binary_view` array whose buffers
-are the segments' maps, and casting that to plain binary lays all of them side by side, in one call that holds no Python
-lock either. A few stretches are copied slice by slice instead, at 0.2 µs each besides the memory's own time, and so are
-those of so few bytes that Arrow would keep them in the view itself; where such are many they are gathered token by
-token (4 ns a token). Blocks that nobody has touched yet are checked first, so that no token is copied unchecked.
+token. The others are *broken*: made of several stretches, or padded. Where they are few they are taken like the rest,
+with what lies around their longest stretch, and the other stretches are put in afterwards; where they are many, all
+rows are gathered by Arrow: every stretch is an entry of a `binary_view` array whose buffers are the segments' maps,
+and casting that to plain binary lays all of them side by side, in one call that holds no Python lock either. A few
+stretches are copied slice by slice instead, at 0.2 µs each besides the memory's own time, and so are those of so few
+bytes that Arrow would keep them in the view itself; where such are many they are gathered token by token (4 ns a
+token). Blocks that nobody has touched yet are checked first, so that no token is copied unchecked.
 
 Memory: the tokens of the rows, once more where they are copied on; of a layout, some hundred bytes a stretch.
 """
@@ -50,9 +51,9 @@ class WholeLayout:
     """Where whole rows lie.
 
     Attributes:
-        segment: [rows]; of a broken row that of some other row.
-        offset: [rows], first token; of a broken row that of the same other row.
-        unchecked: rows that hold a block which nobody had read when this was made.
+        segment: [rows]; of a broken row that of its longest stretch, or of some other row.
+        offset: [rows], first token; of a broken row such that the stretch comes to where it belongs.
+        unchecked: whole rows that hold a block which nobody had read when this was made.
         segments: numbers of the segments, ascending.
         opened: these segments when they were last asked for, their maps, and the rows' places in these.
     """
@@ -72,7 +73,8 @@ class StretchLayout:
         stretches: of all rows.
         stretch_starts: [rows + 1], where the stretches of each row begin.
         unchecked: stretches that hold a block which nobody had read when this was made.
-        copies: the same and the padding of rows, to be copied slice by slice or by Arrow.
+        copies: the padding of rows and the stretches, but for those that are taken with the whole rows, to be copied
+            slice by slice; or all of them by Arrow.
     """
 
     stretches: Stretches
@@ -164,14 +166,20 @@ class TokenCopier:
             if len(broken) < num_rows:
                 stretches = self._with_whole(stretches, np.flatnonzero(segment >= 0), segment, offset)
             return self._all_broken(stretches, row_ends)
+        stretches = replace(stretches, row=np.searchsorted(broken, stretches.row))
+        taken, is_whole = None, segment >= 0
         if len(broken):
-            # What is taken for a broken row is overwritten: any other row will do.
+            # What is taken for a broken row may be any other row, since it is overwritten. Best is what lies around its
+            # longest stretch, which then needn't be.
             other = int(np.argmax(segment))
             segment, offset = segment.copy(), offset.copy()
             segment[broken], offset[broken] = segment[other], offset[other]
-        stretches = replace(stretches, row=np.searchsorted(broken, stretches.row))
-        pieces = self._pieces(stretches, row_ends[broken], broken, few=FEW_BROKEN)
-        return TokenLayout(whole=self._whole(segment, offset), broken=broken, pieces=pieces)
+            taken = self._takeable(stretches)
+            rows = broken[stretches.row[taken]]
+            segment[rows], offset[rows] = stretches.segment[taken], (stretches.offset - stretches.place)[taken]
+        pieces = self._pieces(stretches, row_ends[broken], broken, few=FEW_BROKEN, taken=taken)
+        whole = self._whole(segment, offset, is_whole)
+        return TokenLayout(whole=whole, broken=broken, pieces=pieces)
 
     def _all_broken(self, stretches: Stretches, row_ends: Integers) -> TokenLayout:
         """As if no row were whole."""
@@ -191,19 +199,41 @@ class TokenCopier:
         )
         return Stretches(row[order], *(np.concatenate(parts)[order] for parts in columns))
 
-    def _whole(self, segment: Integers, offset: Integers) -> WholeLayout:
+    def _takeable(self, stretches: Stretches) -> Integers:
+        """Of each row the longest stretch around which there is a row's length of its segment, if there is one."""
+        if not len(stretches.row):
+            return np.empty(0, np.int64)
+        first = stretches.offset - stretches.place
+        fits = (first >= 0) & (first + self._row_tokens <= self._segment_tokens[stretches.segment])
+        usable = np.where(fits, stretches.length, 0)
+        order = np.lexsort((usable, stretches.row))
+        longest = order[np.append(np.flatnonzero(np.diff(stretches.row[order])), len(order) - 1)]
+        found: Integers = longest[usable[longest] > 0]
+        return found
+
+    def _whole(self, segment: Integers, offset: Integers, is_whole: npt.NDArray[np.bool_]) -> WholeLayout:
         # Nobody else looks at bounds: between two maps lies memory of anybody's, or none.
         if (offset < 0).any() or (offset + self._row_tokens > self._segment_tokens[segment]).any():
             raise IndexError("a row begins before its segment or ends after it")
+        unchecked = self._unchecked(segment, offset, np.int64(self._row_tokens))
         return WholeLayout(
             segment=segment,
             offset=offset,
-            unchecked=self._unchecked(segment, offset, np.int64(self._row_tokens)),
+            unchecked=unchecked[is_whole[unchecked]],
             segments=np.flatnonzero(np.bincount(segment)).tolist(),
         )
 
-    def _pieces(self, stretches: Stretches, row_ends: Integers, rows: Integers, *, few: int) -> StretchLayout:
-        """Rows made of stretches; fewer than `few` of these are copied one by one, to where `rows` says."""
+    def _pieces(
+        self,
+        stretches: Stretches,
+        row_ends: Integers,
+        rows: Integers,
+        *,
+        few: int,
+        taken: Integers | None = None,
+    ) -> StretchLayout:
+        """Rows made of stretches; fewer than `few` of these are copied one by one, to where `rows` says, without those
+        that are `taken` with what lies around them."""
         # Arrow itself looks at no bounds.
         ends = stretches.offset + stretches.length
         if (stretches.offset < 0).any() or (ends > self._segment_tokens[stretches.segment]).any():
@@ -211,14 +241,19 @@ class TokenCopier:
         starts = np.searchsorted(stretches.row, np.arange(len(rows) + 1))
         copies: Slices | Views
         if len(stretches.row) < few or self._is_long:
-            copies = self._slices(stretches, row_ends, rows)
+            copies = self._slices(stretches, row_ends, rows, taken)
         else:
             copies = self._views(stretches, row_ends, starts)
         unchecked = self._unchecked(stretches.segment, stretches.offset, stretches.length)
         return StretchLayout(stretches=stretches, stretch_starts=starts, unchecked=unchecked, copies=copies)
 
-    def _slices(self, stretches: Stretches, row_ends: Integers, rows: Integers) -> Slices:
+    def _slices(self, stretches: Stretches, row_ends: Integers, rows: Integers, taken: Integers | None) -> Slices:
         padded = np.flatnonzero(row_ends < self._row_tokens)
+        if taken is not None:
+            left = np.ones(len(stretches.row), np.bool_)
+            left[taken] = False
+            whole = (stretches.row, stretches.place, stretches.segment, stretches.offset, stretches.length)
+            stretches = Stretches(*(column[left] for column in whole))
         row = np.concatenate([stretches.row, padded])
         order = np.argsort(row, kind="stable")
         segment, first, length, place = (
@@ -291,8 +326,9 @@ class TokenCopier:
             rows = np.empty((last - first, self._row_tokens), self._padding.dtype)
             begin, end = first, last
         else:
-            rows = self._taken(layout.whole, first, last)
             begin, end = layout.broken.searchsorted((first, last)).tolist()
+            self._check_stretches(pieces, begin, end)  # some of which are taken with the whole rows
+            rows = self._taken(layout.whole, first, last)
         if isinstance(copies, Slices):
             self._copy_slices(pieces, copies, (begin, end), first, rows)
         elif begin < end:
