@@ -1,6 +1,7 @@
 """Our reading of a history against git's own, on a repository made of real releases.
 
     python benchmarks/release_history.py [--work FOLDER] [--results FOLDER] [--releases N] [--sample N]
+    python benchmarks/release_history.py --repository PATH [--sample N]
 
 pip downloads wheels of some packages (by name and version, from the index that pip is configured for; nothing in them
 is run), about 250 MB. Each package is a branch: from one release to the next, the changed files are committed a few at
@@ -10,7 +11,9 @@ cut into commits, and their messages and times, are made here. Of the commits a 
     lines inserted and deleted in our documents' facts     equal those of `git show --numstat` against its first parent
     the diff in our text, applied to its parent's tree     gives its tree, to the object id
 
-Where no index can be reached it says so on one line and ends with status 0. Memory: the rendered text of all commits.
+Where no index can be reached it says so on one line and ends with status 0. With `--repository` the same is asked of a
+history that is there already, in a bare clone of it; that table is shown and written nowhere. Memory: the rendered text
+of all commits.
 """
 
 from __future__ import annotations
@@ -52,6 +55,8 @@ def main() -> int:
     arguments = _arguments()
     with tempfile.TemporaryDirectory(prefix="penstock-releases-") as temporary:
         folder = arguments.work or Path(temporary)
+        if arguments.repository is not None:
+            return _show_given(arguments.repository, folder / "clone.git", sample=arguments.sample)
         fs.make_folder(folder / "wheels")
         wheels = _downloaded(folder / "wheels", arguments.releases)
         if not wheels:
@@ -62,14 +67,29 @@ def main() -> int:
             fs.remove_tree(repository)
         commits = _import(repository, wheels)
         print(f"{commits} commits of {sum(map(len, wheels.values()))} releases", file=sys.stderr)
-        result = _compared(repository, wheels, sample=arguments.sample)
+        settings = {
+            "repository": "made of real releases: contents and changes are theirs, commits are cut and merged here",
+            "packages": [f"{package} ({len(releases)} releases)" for package, releases in wheels.items()],
+        }
+        result = _compared(repository, settings, sample=arguments.sample)
     shown = completed(result, command="python benchmarks/release_history.py")
     print(format_table(shown), f"written to {write_result(shown, arguments.results).name}", sep="\n")
     return 0 if all(each.met is not False for each in result.ratios) else 1
 
 
+def _show_given(place: Path, clone: Path, *, sample: int) -> int:
+    """Compares on a clone of a repository, in which nothing of the repository's own config runs."""
+    _git(clone, "init", "--quiet", "--bare", str(clone))
+    _git(clone, "fetch", "--quiet", "--no-tags", str(place.resolve()), "+HEAD:refs/heads/main")
+    _git(clone, "symbolic-ref", "HEAD", "refs/heads/main")
+    result = _compared(clone, {"repository": "a clone of a given one"}, sample=sample)
+    print(format_table(completed(result, command="python benchmarks/release_history.py --repository PATH")))
+    return 0 if all(each.met is not False for each in result.ratios[1:]) else 1  # however few commits there are
+
+
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--repository", type=Path, help="compares on this repository; nothing is downloaded or written")
     parser.add_argument("--work", type=Path, help="keeps the wheels and the repository here")
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results", help="where the figures go")
     parser.add_argument("--releases", type=int, default=RELEASES, help=f"of each package (default: {RELEASES})")
@@ -244,7 +264,7 @@ def _file_name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -> BenchResult:
+def _compared(repository: Path, settings: dict[str, Any], *, sample: int) -> BenchResult:
     source = GitSource(name="releases", place=str(repository), options=GitOptions(parts=("commits",)))
     documents: dict[str, Document] = {}
     for unit in source.units(UNIT_BYTES):
@@ -274,8 +294,7 @@ def _compared(repository: Path, wheels: dict[str, list[Path]], *, sample: int) -
         ratio_to("diffs that apply, of those shown whole", by_name["diffs that give the commit's tree"], len(whole)),
     ]
     settings = {
-        "repository": "made of real releases: contents and changes are theirs, commits are cut and merged here",
-        "packages": [f"{package} ({len(releases)} releases)" for package, releases in wheels.items()],
+        **settings,
         "rendered": f"{megabytes:.1f} MB",
         "compared with": "git show --numstat -M against the first parent; git apply on its tree",
     }
@@ -315,6 +334,7 @@ def _git_environment(repository: Path) -> dict[str, str]:
         "HOME": str(repository),
         "LC_ALL": "C",
         "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_NO_LAZY_FETCH": "1",
         "GIT_CONFIG_GLOBAL": os.devnull,
     }
 
