@@ -50,7 +50,7 @@ def estimated_bytes(plan: Plan, *, batch_size: int, as_torch: bool) -> int:
     laid_out_rows = min(LAID_OUT_ROWS, LAID_OUT_TOKENS // plan.seq_len)
     laid_out_rows = max(laid_out_rows, buffers[0][0] // ((plan.seq_len + 1) * plan.store.dtype.itemsize))
     filling = (len(buffers) - 1) * THREAD_BYTES
-    filling += int(laid_out_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES)
+    filling += int(2 * laid_out_rows * (1 + len(plan.documents) / plan.num_rows) * SPAN_BYTES)
     tensors = BATCHES_ALIVE * batch_size * (plan.seq_len + 1) * TORCH_BYTES_PER_PLACE if as_torch else 0
     return asked + filling + tensors
 

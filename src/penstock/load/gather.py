@@ -163,11 +163,8 @@ class Gatherer:
         self.fill_from(self.lay_out(rows), 0, len(rows), buffer)
 
     def lay_out(self, rows: Integers) -> Layout:
-        """Works out what stands where in some batches, [batches, rows per batch]."""
-        with self._working:
-            return self._laid_out(rows)
-
-    def _laid_out(self, rows: Integers) -> Layout:
+        """Works out what stands where in some batches, [batches, rows per batch]. It takes as long as filling some of
+        them, so other threads go on meanwhile."""
         plan, width, (num_batches, batch_rows) = self._plan, self._plan.seq_len, rows.shape
         segment, offset = np.empty(rows.size, np.int64), np.empty(rows.size, np.int64)
         row_ends = np.full(rows.size, width + 1)

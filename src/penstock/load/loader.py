@@ -41,6 +41,8 @@ MOST_BATCHES_IN_A_STRETCH = 256
 # because what is worked out grows with the documents in them.
 LAID_OUT_ROWS = 2**15
 LAID_OUT_TOKENS = 2**25
+# When so many stretches are left of what is worked out, more of it is, while other threads fill those.
+STRETCHES_LEFT = 3
 # More threads would wait for Python's lock, or for memory.
 MOST_THREADS = 4
 
@@ -258,37 +260,60 @@ class _Stretch:
     laid_out: _LaidOut | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    """Batches that are worked out at once, to be filled a stretch of so many at a time."""
+
+    position: int
+    count: int
+    stretch: int
+    laid_out: _LaidOut | None
+
+
 class _Stretches:
     """What is filled next. The first stretch is one batch, so that it comes at once; each later one is longer, up to a
-    buffer's size, and then several of them are worked out at once."""
+    buffer's size, and then several of them are worked out at once: a run."""
 
     def __init__(self, filler: _Batches, position: int, longest: int) -> None:
-        self._filler, self._position, self._longest = filler, position, longest
-        self._count = 1
-        self._laid_out: _LaidOut | None = None
-        self._end = position
+        self._filler, self._longest = filler, longest
+        self._run = _Run(position=position, count=0, stretch=1, laid_out=None)
+        self._next: _Run | None = None
+        self._taken = 0
+        self._working = threading.Lock()
 
     def take(self) -> _Stretch:
-        """The next stretch."""
-        step, count = self._filler.batch_rows, self._count
-        if self._position == self._end:
-            self._lay_out_more()
-        stretch = _Stretch(position=self._position, count=count, laid_out=self._laid_out)
-        self._position += count * step
-        self._count = min(4 * count, self._longest)
-        return stretch
+        """The next stretch. One thread at a time."""
+        if self._taken == self._run.count:
+            with self._working:  # whoever works it out already
+                self._run, self._next, self._taken = self._next or self._following(), None, 0
+        run, first = self._run, self._taken
+        self._taken += run.stretch
+        position = run.position + first * self._filler.batch_rows
+        return _Stretch(position=position, count=run.stretch, laid_out=run.laid_out)
 
-    def _lay_out_more(self) -> None:
-        count = self._count
-        if count == self._longest:
-            filler = self._filler
-            fitting = min(LAID_OUT_ROWS // filler.own_rows, LAID_OUT_TOKENS // filler.own_tokens)
-            count *= max(1, fitting // count)
-        self._end = self._position + count * self._filler.batch_rows
+    def work_ahead(self) -> None:
+        """Works out the next run where this one is nearly over, unless another thread is at it."""
+        run = self._run
+        if run.count - self._taken > STRETCHES_LEFT * run.stretch or not self._working.acquire(blocking=False):
+            return
         try:
-            self._laid_out = self._filler.lay_out(self._position, count)
-        except Exception:  # noqa: BLE001  met again, and told, where the batch in question is filled
-            self._laid_out = None
+            if self._next is None and run is self._run:
+                self._next = self._following()
+        finally:
+            self._working.release()
+
+    def _following(self) -> _Run:
+        run, filler = self._run, self._filler
+        position = run.position + run.count * filler.batch_rows
+        stretch = min(4 * run.stretch, self._longest) if run.count else 1
+        count = stretch
+        if stretch == self._longest:
+            fitting = min(LAID_OUT_ROWS // filler.own_rows, LAID_OUT_TOKENS // filler.own_tokens)
+            count *= max(1, fitting // stretch)
+        laid_out = None
+        with contextlib.suppress(Exception):  # met again, and told, where the batch in question is filled
+            laid_out = filler.lay_out(position, count)
+        return _Run(position=position, count=count, stretch=stretch, laid_out=laid_out)
 
 
 class _Producer:
@@ -361,7 +386,7 @@ class _Work:
         """Fills one stretch after another until None comes in place of a buffer, or a stretch can't be filled."""
         failure = None
         while failure is None and (buffer := self.free.get()) is not None:
-            with self._taking:  # one works out what comes next, while the others fill
+            with self._taking:
                 number, stretch = self._number, self._ahead.take()
                 self._number += 1
             batches, failure = self._filler.fill(stretch, buffer)
@@ -369,4 +394,5 @@ class _Work:
             if number == 0:
                 for other in self._later:
                     self.free.put(other)
+            self._ahead.work_ahead()
         self.free.put(None)  # the next thread ends too
