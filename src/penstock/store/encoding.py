@@ -98,10 +98,11 @@ class Room:
         self.used = 0
 
     def empty(self, *, capacity: int) -> None:
-        """Makes room for about so many tokens; what was in it is gone."""
-        if capacity > len(self._array):
-            # With a margin: units differ a little in size, and each new array is faulted in page by page.
-            self._array = _aligned(capacity + capacity // 4, self._array.dtype)
+        """Makes room for about so many tokens where there is none yet; what was in it is gone."""
+        # Later units may be larger. A token has several bytes, so they fit all the same, and where one doesn't `take`
+        # makes room: a new array for each would be faulted in page by page.
+        if not len(self._array):
+            self._array = _aligned(capacity, self._array.dtype)
         self.used = 0
 
     def take(self, count: int) -> npt.NDArray[Any]:
