@@ -125,7 +125,13 @@ def _has_secrets(document: Document) -> bool:
     for part in document.parts:
         if part.kind is PartKind.TEXT and secret_spans(part.data):
             return True
-    return bool(document.facts) and _without_secrets(document.facts, {}) != document.facts
+    return bool(document.facts) and _facts_have_secrets(document.facts)
+
+
+@functools.lru_cache(maxsize=64)
+def _facts_have_secrets(facts: str) -> bool:
+    """Remembered for the few facts that most files of a project share: their licence."""
+    return _without_secrets(facts, {}) != facts
 
 
 def _redacted(document: Document) -> Document:
