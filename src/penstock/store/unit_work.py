@@ -135,7 +135,7 @@ class UnitWork:
         """The same part with the ids of its documents, where all that are new are plain."""
         looked_up, encoded = self._look_up(part), None
         if looked_up.fresh and all(document.is_plain for document in looked_up.fresh):
-            encoded = self._tokenizer.encode([document.parts[0].data for document in looked_up.fresh])
+            encoded = self._tokenizer.encode_unchecked([document.parts[0].data for document in looked_up.fresh])
         return replace(part, looked_up=looked_up, encoded=encoded)
 
     def encode(self, unit: Unit, parts: Iterable[UnitPart]) -> UnitInRoom:

@@ -80,9 +80,13 @@ class Tokenizer:
         Raises:
             TokenizerError: the engine gave an id beyond the vocabulary or of a control token.
         """
-        ids, offsets = self._thread_engine().encode(texts)
-        self._check(ids)
+        ids, offsets = self.encode_unchecked(texts)
+        self.check(ids)
         return ids, offsets
+
+    def encode_unchecked(self, texts: Sequence[bytes]) -> Encoded:
+        """The same for those who `check` each id themselves, when it is in the processor's cache anyway."""
+        return self._thread_engine().encode(texts)
 
     def encode_document(self, document: Document) -> tuple[npt.NDArray[np.uint32], LossRuns | None]:
         """Ids of one document of parts, begin and end tokens included, and the runs that carry loss (None: all)."""
@@ -147,8 +151,13 @@ class Tokenizer:
             engine = self._threads.engine = engine or choice.build(self.spec)
         return engine
 
-    def _check(self, ids: npt.NDArray[np.uint32]) -> None:
-        # One pass at memory speed. Control tokens usually lie above all others, so this guards them as well.
+    def check(self, ids: npt.NDArray[np.uint32]) -> None:
+        """Refuses ids that no text has. One pass at memory speed.
+
+        Raises:
+            TokenizerError: there is one beyond the vocabulary or of a control token.
+        """
+        # Control tokens usually lie above all others, so this guards them as well.
         if ids.size and int(ids.max()) > self.spec.highest_text_id:
             raise TokenizerError(
                 f"the engine gave id {int(ids.max())}, text ends at id {self.spec.highest_text_id} in this vocabulary",
@@ -180,7 +189,7 @@ class Tokenizer:
             if part.kind is PartKind.CONTROL:
                 self._control_id(part.data)  # refuses an unknown one
         whole_ids, carries = self._framed_encoder.encode(parts)
-        self._check(whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))])
+        self.check(whole_ids[~np.isin(whole_ids, list(self.spec.control_tokens.values()))])
         ids.append(whole_ids)
         loss.append(carries)
 
