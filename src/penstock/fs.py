@@ -1,8 +1,9 @@
 """The only place that writes files.
 
 A file appears under its final name whole or not at all: it is written beside it under a temporary name, flushed to the
-disk, renamed, and the folder flushed too. `create_if_absent` is the commit: of two writers one wins, and the loser
-learns it. `FolderLock` is a kernel lock, so a dead holder's lock is free at once, whatever its file says.
+disk, renamed, and the folder flushed too; only what can be made again may do without the flushes. `create_if_absent` is
+the commit: of two writers one wins, and the loser learns it. `FolderLock` is a kernel lock, so a dead holder's lock is
+free at once, whatever its file says.
 
 An error before the rename (or link) leaves the old content and no temporary file; the one step after it, flushing the
 folder, can only fail with the new content in place. Every error names the file that was asked for. Every operation that
@@ -151,9 +152,13 @@ def _set_direct(descriptor: int, wanted: bool) -> bool:
 
 
 @contextmanager
-def atomic_file(path: Path) -> Iterator[_Writer]:
-    """Opens a new file that appears as `path`, replacing what was there, only if the block ends without an error."""
-    with _temporary_file(path) as (temporary, writer):
+def atomic_file(path: Path, *, flushed: bool = True) -> Iterator[_Writer]:
+    """Opens a new file that appears as `path`, replacing what was there, only if the block ends without an error.
+
+    One that isn't `flushed` may be torn or gone when the system dies, not when the process does: for what carries a
+    checksum and can be made again. It costs no wait for the disk, and no block of it if it is removed within seconds.
+    """
+    with _temporary_file(path, flushed=flushed) as (temporary, writer):
         yield writer
     try:
         with _operation("rename", path):
@@ -161,12 +166,13 @@ def atomic_file(path: Path) -> Iterator[_Writer]:
     except BaseException:
         _discard(temporary)
         raise
-    _sync_folder(path.parent)
+    if flushed:
+        _sync_folder(path.parent)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Makes `data` the content of `path`; a reader sees the old content or the new, never a mix."""
-    with atomic_file(path) as file:
+def write_atomic(path: Path, data: bytes, *, flushed: bool = True) -> None:
+    """Makes `data` the content of `path`; a reader sees the old content or the new, never a mix. See `atomic_file`."""
+    with atomic_file(path, flushed=flushed) as file:
         file.write(data)
 
 
@@ -219,16 +225,17 @@ def temporary_path(path: Path) -> Path:
 
 
 @contextmanager
-def _temporary_file(path: Path) -> Iterator[tuple[Path, _Writer]]:
-    """A flushed temporary file beside `path`; discarded on any error, a failed fsync or close included."""
+def _temporary_file(path: Path, *, flushed: bool = True) -> Iterator[tuple[Path, _Writer]]:
+    """A temporary file beside `path`; discarded on any error, a failed fsync or close included."""
     temporary = temporary_path(path)
     with _operation("create", temporary, asked_for=path):
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
         try:
             yield temporary, _Writer(descriptor, path)
-            with _operation("fsync", temporary, asked_for=path):
-                os.fsync(descriptor)
+            if flushed:
+                with _operation("fsync", temporary, asked_for=path):
+                    os.fsync(descriptor)
         finally:
             os.close(descriptor)
     except BaseException:

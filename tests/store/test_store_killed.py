@@ -162,13 +162,25 @@ class TestTakingOver:
         assert result.manifest.counts["skipped"]["hidden"] == 2
         assert result.manifest.skipped_examples == fresh.manifest.skipped_examples
 
-    @pytest.mark.parametrize("harm", ["record", "tokens", "blocks"])
-    def test_a_unit_whose_files_were_harmed_in_between_is_done_again(self, killed, corpus, harm):
-        folder, ending = ("work", ".arrow") if harm == "record" else ("segments", f".{harm}")
+    @pytest.mark.parametrize(
+        ("folder", "ending", "harm"),
+        [
+            ("segments", ".tokens", lambda data: data[:-1]),
+            ("segments", ".blocks", lambda data: data[:-1]),
+            ("work", ".arrow", lambda data: b"\0" + data[1:]),
+            # What the death of the system may leave of a file that wasn't flushed.
+            ("work", ".arrow", lambda data: b""),
+            ("work", ".arrow", lambda data: bytes(len(data))),
+            ("work", ".arrow", lambda data: data[: len(data) // 2]),
+            ("work", ".arrow", lambda data: data[:8] + bytes(len(data) - 8)),
+        ],
+        ids=["tokens", "blocks", "record", "record-empty", "record-zeros", "record-cut", "record-zeros-behind"],
+    )
+    def test_a_unit_whose_files_were_harmed_in_between_is_done_again(self, killed, corpus, folder, ending, harm):
         path = min(path for path in (killed / folder).iterdir() if path.suffix == ending)
         whole = shutil.copytree(killed, killed.with_name("whole"))
         unchanged = build(whole, aged_files(corpus)).units_taken_over
-        path.write_bytes(path.read_bytes()[:-1] if harm != "record" else b"\0" + path.read_bytes()[1:])
+        path.write_bytes(harm(path.read_bytes()))
         assert build(killed, aged_files(corpus)).units_taken_over == unchanged - 1
         assert_as_if_nothing_had_happened(killed, GOLDEN_FILES)
 
