@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import InputError
-from penstock.sources import STANDARD_LIBRARY, FileOptions, InputOptions, sources_from_inputs
+from penstock.sources import (
+    STANDARD_LIBRARY,
+    FileOptions,
+    InputOptions,
+    TableOptions,
+    TablesSource,
+    sources_from_inputs,
+)
+from penstock.sources.rows import TextColumn
 
 
 def names(*words: str) -> list[str]:
@@ -147,3 +155,22 @@ def test_the_standard_library_takes_the_filters_it_is_given():
     assert b"stdlib/json/decoder.py" in paths
     assert not any(path.endswith(b"/tool.py") for path in paths)
     assert all(b"json/" in path for path in paths)
+
+
+@pytest.mark.parametrize("field", ["text_field", "id_field", "group_field"])
+def test_columns_of_tables_are_refused_where_no_input_is_one(tree: Path, field: str):
+    (tree / "chats").mkdir()
+    (tree / "chats" / "a.jsonl").write_text('{"body": "hello", "n": "1"}\n')
+    options = InputOptions(tables=TableOptions(**{field: "body"}))
+    assert isinstance(sources_from_inputs([str(tree / "chats")], options=options)[0], TablesSource)
+    # One other file makes it a folder of files, whose rows no option about columns reaches.
+    (tree / "chats" / "notes.py").write_text("pass\n")
+    with pytest.raises(InputError, match=field.replace("_", "-")):
+        sources_from_inputs([str(tree / "chats")], options=options)
+    assert len(sources_from_inputs([str(tree / "chats"), str(tree / "chats" / "a.jsonl")], options=options)) == 2
+
+
+def test_a_template_is_refused_where_no_input_is_a_table(tree: Path):
+    options = InputOptions(renderer=TextColumn(text_field="text"))
+    with pytest.raises(InputError, match="--template"):
+        sources_from_inputs([STANDARD_LIBRARY], options=options)

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -322,6 +323,25 @@ def test_arrow_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path):
         data[place + 4 : place + 8] = struct.pack("<i", value)
         texts, tally = read_everywhere(written(path, bytes(data)))
         assert (texts, tally.counts) == ([], {"damaged": 1})
+
+
+def test_rows_before_damaged_offsets_stay_however_often_they_are_read(tmp_path: Path):
+    path = tmp_path / "a.arrow"
+    rows = pa.table({"text": [f"{number:050d}" for number in range(100)]})
+    with pa.ipc.new_stream(path, rows.schema) as writer:
+        writer.write_table(rows, 10)
+    data = bytearray(path.read_bytes())
+    sixth_batch = [found.start() for found in re.finditer(re.escape(struct.pack("<iii", 50, 100, 150)), data)][5]
+    data[sixth_batch : sixth_batch + 4] = struct.pack("<i", 2**20)
+    texts, tally = read_everywhere(written(path, bytes(data)), unit_bytes=1300)
+    assert texts == [text.encode() for text in rows["text"].to_pylist()][:50]
+    assert tally.examples == {"damaged": ["t#000000000000050"]}
+    # A vocabulary is trained on the same units before they are encoded.
+    source = source_of(path)
+    (unit,) = source.units(1 << 20)
+    first, second = source.read(unit), source.read(unit)
+    assert (second.documents, second.skips) == (first.documents, first.skips)
+    source.close()
 
 
 def test_random_damage_to_columns_is_an_error_or_counted_and_never_more_rows(tmp_path: Path):

@@ -54,7 +54,7 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     """The sources that the inputs name, in the order given.
 
     Raises:
-        InputError: an input is missing, of an unknown kind, or two share a name.
+        InputError: an input is missing, of an unknown kind, or two share a name; an option concerns none of them.
     """
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
@@ -69,7 +69,25 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
                 hint=f"name one of them: other={word.rpartition('=')[2]}",
             )
         sources.append(source)
+    if not any(isinstance(source, TablesSource) for source in sources):
+        _refuse_unused(options)
     return sources
+
+
+def _refuse_unused(options: InputOptions) -> None:
+    """Refuses what only rows of tables take: a folder of chats with one other file in it would be read as raw text."""
+    given = {
+        "--text-field": options.tables.text_field,
+        "--id-field": options.tables.id_field,
+        "--group-field": options.tables.group_field,
+        "--template or --field-map": options.renderer,
+    }
+    unused = [name for name, value in given.items() if value is not None]
+    if unused:
+        raise InputError(
+            f"{unused[0]} is for rows of tables, and no input is a table",
+            hint="name the tables themselves; a folder is one of tables only when every file in it is (docs/tables.md)",
+        )
 
 
 def _source(word: str, options: InputOptions, *, several_repositories: bool) -> Source:

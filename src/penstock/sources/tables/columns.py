@@ -314,6 +314,14 @@ class BatchCursor:
         if batch is None:
             return None
         row = self._next_row
+        try:
+            # Of the whole batch and whoever passes it, not of the slice that a unit takes: where damage shows, and what
+            # is left out with it, must not depend on units.
+            for column in batch.columns:
+                _check_borders(column)
+        except _ArrayDamageError as error:
+            self._damage = DamagedBatchError(row, str(error))
+            return None
         self._next_row += batch.num_rows
         return row, batch
 
@@ -357,13 +365,10 @@ def add_column_rows(
     is_text = isinstance(renderer, TextColumn)
     try:
         for first, batch in batches:
-            try:
-                if is_text:
-                    _add_texts(first, batch, rows, file.columns[0])
-                else:
-                    _add_records(first, batch, rows, file.columns)
-            except _ArrayDamageError as error:
-                raise DamagedBatchError(first, str(error)) from None
+            if is_text:
+                _add_texts(first, batch, rows, file.columns[0])
+            else:
+                _add_records(first, batch, rows, file.columns)
     except DamagedBatchError as damage:
         rows.skip("damaged", damage.row, damage.detail)
 
@@ -400,11 +405,6 @@ def _add_records(first: int, batch: Any, rows: RowDocuments, columns: tuple[str,
     others = [name for name in batch.schema.names if name not in columns]
     values = [_values_of(batch.column(name)) for name in others]
     content = [name for name in batch.schema.names if name in columns]
-    for name in content:
-        try:
-            batch.column(name).validate(full=False)
-        except ValueError as error:
-            raise _ArrayDamageError(_first_line(error)) from None
     for place in range(batch.num_rows):
         number = first + place
         if rows.is_unwanted(number):
@@ -422,25 +422,51 @@ class _ArrayDamageError(Exception):
     """An array whose offsets lead out of it."""
 
 
+def _check_borders(array: Any) -> None:
+    """Whether what a column's offsets, views or indices point at is there; the values themselves aren't looked at."""
+    import pyarrow as pa
+    import pyarrow.types as types
+
+    if types.is_dictionary(array.type) or types.is_string_view(array.type) or types.is_binary_view(array.type):
+        _check(array)
+    elif _is_text(array.type, binary=True):
+        offsets, data = _offsets_of(array)
+        size = data.size if data is not None else 0
+        if offsets is not None and (
+            len(offsets) != len(array) + 1 or offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any()
+        ):
+            raise _ArrayDamageError("offsets of a column of strings lead out of it")
+    else:
+        try:
+            array.validate(full=False)
+        except pa.ArrowException as error:
+            raise _ArrayDamageError(_first_line(error)) from None
+
+
+def _offsets_of(array: Any) -> tuple[np.ndarray[Any, Any] | None, Any]:
+    """Offsets of a column of strings, None where there are none, and the buffer that they lead into."""
+    import pyarrow.types as types
+
+    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
+    _, offset_buffer, data = array.buffers()
+    if len(array) == 0 or offset_buffer is None:
+        return None, data
+    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)
+    return offsets[array.offset : array.offset + len(array) + 1], data
+
+
 def _bytes_of(array: Any) -> list[bytes | None]:
-    """Values of a column of strings, of any of Arrow's layouts, checked for nothing but their borders."""
+    """Values of a column of strings, of any of Arrow's layouts, whose borders were checked."""
     import pyarrow as pa
     import pyarrow.types as types
 
     if types.is_dictionary(array.type):
-        _check(array)
         array = array.dictionary_decode()
     if types.is_string_view(array.type) or types.is_binary_view(array.type):
-        _check(array)
         array = array.cast(pa.large_binary() if types.is_binary_view(array.type) else pa.large_string())
-    wide = types.is_large_string(array.type) or types.is_large_binary(array.type)
-    _, offset_buffer, data = array.buffers()
-    if len(array) == 0 or offset_buffer is None:
+    offsets, data = _offsets_of(array)
+    if offsets is None:
         return [b"" if valid else None for valid in array.is_valid().to_pylist()]
-    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[array.offset : array.offset + len(array) + 1]
-    size = data.size if data is not None else 0
-    if len(offsets) != len(array) + 1 or offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any():
-        raise _ArrayDamageError("offsets of a column of strings lead out of it")
     view = memoryview(data if data is not None else b"")
     borders = offsets.tolist()
     values: list[bytes | None] = [bytes(view[start:end]) for start, end in itertools.pairwise(borders)]
