@@ -121,3 +121,12 @@ def test_hostile_names_reach_neither_terminal_nor_markup(penstock, tokenizer_fil
 def test_prepare_says_how_to_see_it(penstock, corpus, tokenizer_file):
     done = penstock("prepare", corpus, "--out", "with space", "--tokenizer", tokenizer_file)
     assert done.err.strip() == "see it: penstock inspect 'with space'"
+
+
+def test_a_document_s_content_hash_is_what_remove_takes(penstock, store_path, tmp_path):
+    store = shutil.copytree(store_path, tmp_path / "mine")
+    shown = penstock("inspect", store, "--doc", 3, "--json").json
+    done = penstock("remove", store, "--match", f"content:{shown['content_hash']}", "--json").json
+    assert done["removed"] >= 1
+    with open_store(store) as after:
+        assert shown["key"].encode() not in after.provenance()["key"].to_pylist()
