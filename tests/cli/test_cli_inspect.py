@@ -130,3 +130,14 @@ def test_a_document_s_content_hash_is_what_remove_takes(penstock, store_path, tm
     assert done["removed"] >= 1
     with open_store(store) as after:
         assert shown["key"].encode() not in after.provenance()["key"].to_pylist()
+
+
+def test_a_store_says_whether_near_copies_were_looked_for(penstock, corpus, tokenizer_file):
+    said = {}
+    for dedup in ("exact", "near"):
+        made = penstock("prepare", corpus, "--out", dedup, "--tokenizer", tokenizer_file, "--dedup", dedup).out
+        shown = penstock("inspect", dedup).out
+        said[dedup] = [line for text in (made, shown) for line in text.splitlines() if line.startswith("near copies")]
+    assert [len(lines) for lines in said.values()] == [2, 2]
+    assert all("not looked for" in line for line in said["exact"])
+    assert not any("not looked for" in line for line in said["near"])
