@@ -121,3 +121,23 @@ def test_hostile_names_reach_neither_terminal_nor_markup(penstock, tokenizer_fil
 def test_prepare_says_how_to_see_it(penstock, corpus, tokenizer_file):
     done = penstock("prepare", corpus, "--out", "with space", "--tokenizer", tokenizer_file)
     assert done.err.strip() == "see it: penstock inspect 'with space'"
+
+
+def test_a_document_s_content_hash_is_what_remove_takes(penstock, store_path, tmp_path):
+    store = shutil.copytree(store_path, tmp_path / "mine")
+    shown = penstock("inspect", store, "--doc", 3, "--json").json
+    done = penstock("remove", store, "--match", f"content:{shown['content_hash']}", "--json").json
+    assert done["removed"] >= 1
+    with open_store(store) as after:
+        assert shown["key"].encode() not in after.provenance()["key"].to_pylist()
+
+
+def test_a_store_says_whether_near_copies_were_looked_for(penstock, corpus, tokenizer_file):
+    said = {}
+    for dedup in ("exact", "near"):
+        made = penstock("prepare", corpus, "--out", dedup, "--tokenizer", tokenizer_file, "--dedup", dedup).out
+        shown = penstock("inspect", dedup).out
+        said[dedup] = [line for text in (made, shown) for line in text.splitlines() if line.startswith("near copies")]
+    assert [len(lines) for lines in said.values()] == [2, 2]
+    assert all("not looked for" in line for line in said["exact"])
+    assert not any("not looked for" in line for line in said["near"])

@@ -59,7 +59,7 @@ def _print_facts(facts: dict[str, Any]) -> None:
 
 
 def hygiene_lines(facts: dict[str, Any]) -> dict[str, str]:
-    """What was taken out of the documents and which near copies went, where there is something to tell."""
+    """What was taken out of the documents, where anything was, and which near copies went, if they were looked for."""
     lines = {}
     secrets = facts.get("secrets")
     if isinstance(secrets, dict) and secrets.get("documents"):
@@ -71,6 +71,8 @@ def hygiene_lines(facts: dict[str, Any]) -> dict[str, str]:
             f"{near['excluded']:,} excluded in {near['clusters']:,} clusters, the largest of {near['largest']:,}; "
             f"similarity from {near['threshold']:g} on"
         )
+    else:  # said, so that nobody takes the promise about copies across splits for more than it is
+        lines["near copies"] = "not looked for; --dedup near does"
     return lines
 
 

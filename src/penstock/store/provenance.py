@@ -26,7 +26,11 @@ __all__ = ["DocumentOrigin", "byte_range", "document_origin", "document_text", "
 
 @dataclass(frozen=True, kw_only=True)
 class DocumentOrigin:
-    """Where a document came from and where it is; `exact` where its tokens are those bytes of the file."""
+    """Where a document came from and where it is; `exact` where its tokens are those bytes of the file.
+
+    Attributes:
+        content_hash: what a rule `content:HEX` of the blocklist names, in hexadecimal.
+    """
 
     document: int
     key: str
@@ -41,6 +45,7 @@ class DocumentOrigin:
     split: str
     status: str
     tokens: int
+    content_hash: str
 
 
 def summary(store: Store) -> dict[str, Any]:
@@ -80,6 +85,7 @@ def document_origin(store: Store, document: int) -> DocumentOrigin:
         split=store.manifest.splits[int(store.arrays["split"][document])],
         status=REASONS[int(store.arrays["reason"][document])],
         tokens=int(store.arrays["length"][document]),
+        content_hash=row["content_hash"].hex(),
     )
 
 
