@@ -10,6 +10,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 
@@ -147,6 +149,26 @@ def test_bad_input_is_one_error_one_hint_and_changes_nothing(penstock, tmp_path,
     before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
     penstock(*arguments, expect=None).assert_one_error()
     assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+
+
+def test_hints_are_about_what_was_met(penstock, tmp_path, tokenizer_file):
+    """Each names a way out that is one: no command that would be refused again, no filter that left nothing out."""
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "picture.bin").write_bytes(bytes(range(256)))
+    (tmp_path / "hidden").mkdir()
+    (tmp_path / "hidden" / ".text").write_text("some text\n")
+    for verb in ("verify", "plan", "inspect"):
+        assert "--out other" not in penstock(verb, "other", expect=1).err
+        assert "--out missing" in penstock(verb, "missing", expect=1).err
+    assert "--hidden" in penstock("prepare", "hidden", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
+    assert "--hidden" not in penstock("prepare", "other", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
+
+
+def test_a_column_of_bytes_is_taken_as_the_hint_says(penstock, tmp_path, tokenizer_file):
+    pq.write_table(pa.table({"text": pa.array([b"some text", b"more"], pa.binary())}), tmp_path / "t.parquet")
+    words = ["prepare", "t.parquet", "--out", "s", "--tokenizer", tokenizer_file, "--json"]
+    assert "--text-field text" in penstock(*words, expect=1).err
+    assert penstock(*words, "--text-field", "text").json["documents"] == 2
 
 
 @pytest.mark.parametrize(

@@ -440,6 +440,23 @@ def test_another_store_is_not_replaced(url: str, scratch: Path, corpus: Path) ->
         push(scratch / "other", url)
 
 
+def test_versions_of_two_stores_do_not_meet_at_one_address(
+    scratch: Path, corpus: Path, updated_corpus: Path, far: Path
+) -> None:
+    """Whichever comes first, and though no number is taken twice."""
+    grown, other = scratch / "grown", scratch / "other"
+    for input_folder in (corpus, updated_corpus):
+        samples.build(grown, samples.files(input_folder))
+    samples.build(other, samples.files(updated_corpus))
+    push(grown, f"file://{far}/grown")  # its version 2 alone
+    with pytest.raises(StoreError, match="has a version 2"):
+        push(other, f"file://{far}/grown")
+    push(other, f"file://{far}/other")
+    with pytest.raises(StoreError, match="another version of that number"):
+        push(grown, f"file://{far}/other")
+    assert push(Path(f"{grown}@1"), f"file://{far}/grown").version == 1  # an older one of the same is welcome
+
+
 def test_damaged_store_is_not_pushed(scratch: Path, local: Path, far: Path) -> None:
     shutil.copytree(local, scratch / "copy")
     flipped(sorted((scratch / "copy" / SEGMENTS).glob("*.tokens"))[-1])

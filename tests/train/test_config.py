@@ -44,6 +44,15 @@ def test_an_unknown_key_names_the_nearest(override: str, nearest: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("override", "meant"), [("preset=tiny", "model.preset"), ("model.rank=8", "model.adapter.rank")]
+)
+def test_a_key_of_another_level_is_named_with_it(override: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert caught.value.hint.startswith(f"perhaps {meant};")
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         ["steps=0"],

@@ -52,7 +52,9 @@ def prepare(
     ] = False,
     max_file_bytes: Annotated[int, typer.Option(help="Larger files are left out.")] = 16 * 2**20,
     text_field: Annotated[str | None, typer.Option(help="Column of text in a table. Default: found by name.")] = None,
-    id_field: Annotated[str | None, typer.Option(help="Column that names a row. Default: the row's number.")] = None,
+    id_field: Annotated[
+        str | None, typer.Option(help="Column that names a row. Default: its place in the file.")
+    ] = None,
     group_field: Annotated[
         str | None, typer.Option(help="Column by which rows stay in one split. Default: each row on its own.")
     ] = None,

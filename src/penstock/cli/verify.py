@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import human_bytes, note, one_line, print_json, progress_bar
+from penstock.store.urls import is_url
 
 
 def verify(
@@ -67,7 +68,8 @@ def _print_verification(store: str, result: Any) -> None:
     if result.problems:
         count = f"{len(result.problems)} problems" if len(result.problems) > 1 else "1 problem"
         note(f"error: {count} in {name}{left_out}")
-        note("hint: restore the files named, or prepare into a new store from the same input")
+        mend = "push them again from the store they came from" if is_url(store) else "restore the files named"
+        note(f"hint: {mend}, or prepare into a new store from the same input")
         return
     versions = f"{len(result.versions)} versions" if len(result.versions) > 1 else "1 version"
     whole = f"all but the tokens of {name}" if result.quick else name

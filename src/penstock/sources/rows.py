@@ -106,9 +106,12 @@ class TextColumn:
                 return name if name in same else same[0]
         if only and len(texts) == 1:
             return texts[0]
+        others = [column for column in available if column.lower() in TEXT_COLUMNS and column not in texts]
         raise InputError(
-            f"no column of text; columns: {_shown(available)}",
-            hint="name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS),
+            f"no column of strings; columns: {_shown(available)}",
+            hint=f"{others[0]!r} isn't one of strings; if its bytes are UTF-8: --text-field {others[0]}"
+            if others
+            else "name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS),
         )
 
     def parts(self, row: Mapping[str, Any]) -> tuple[Part, ...]:

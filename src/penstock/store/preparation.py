@@ -79,6 +79,9 @@ from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokeniz
 
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
+# For which nothing is read whatever the filters.
+NO_FILTER_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged"}
+
 # Whose documents are cleaned as code unless asked otherwise.
 CODE_KINDS = ("files", "git")
 
@@ -617,8 +620,11 @@ def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> Inp
     if not tally.total:
         return InputError(f"no files in {where}", hint="check the path, or name a folder that holds text or code")
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
+    unreadable = set(tally.counts) <= NO_FILTER_REASONS
     return InputError(
         f"no documents in {where}: {tally.total} left out ({reasons})",
-        hint="loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns"
+        hint="nothing there could be read as text; check that these are the files you mean"
+        if unreadable
+        else "loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns"
         " of a table (--text-field, --field-map)",
     )

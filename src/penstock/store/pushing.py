@@ -22,7 +22,7 @@ from penstock.errors import DamagedStoreError, StoreError
 from penstock.store.layout import MANIFESTS, FileEntry, SegmentEntry, manifest_name
 from penstock.store.mirror import blocks_entry, checked_blocks, checked_chunks, tokens_name
 from penstock.store.objects import ObjectFolder
-from penstock.store.reader import LARGEST_MANIFEST_BYTES, open_store
+from penstock.store.reader import LARGEST_MANIFEST_BYTES, list_versions, open_store, version_numbers
 from penstock.store.urls import is_url, split_url
 from penstock.store.verification import examine_entry
 
@@ -63,7 +63,7 @@ def push(store: Path | str, url: str, *, on_progress: Progress | None = None) ->
         on_progress: given bytes done and in all.
 
     Raises:
-        StoreError: the address holds another store's version of that number, or can't be reached.
+        StoreError: the address holds another store's versions, or can't be reached.
         DamagedStoreError: the local store is damaged; nothing damaged is sent.
     """
     started = time.perf_counter()
@@ -78,6 +78,7 @@ def push(store: Path | str, url: str, *, on_progress: Progress | None = None) ->
     remote.check_writable()
     with open_store(store) as opened:
         manifest, path, version = opened.manifest, opened.path, opened.version
+        _refuse_foreign(remote, path)
         name = f"{MANIFESTS}/{manifest_name(version)}"
         data = (path / name).read_bytes()
         was_committed = _is_committed(remote, name, data)
@@ -102,6 +103,22 @@ def push(store: Path | str, url: str, *, on_progress: Progress | None = None) ->
         was_committed=was_committed,
         seconds=time.perf_counter() - started,
     )
+
+
+def _refuse_foreign(remote: ObjectFolder, store: Path) -> None:
+    """Versions of one store may share an address; those of two would be taken for one history.
+
+    What this store pruned the address may still have. Later versions than its own latest it can't have made.
+    """
+    own, there = list_versions(store), version_numbers(remote.sizes(MANIFESTS))
+    for version in sorted({*own} & {*there}):
+        name = f"{MANIFESTS}/{manifest_name(version)}"
+        _is_committed(remote, name, (store / name).read_bytes())
+    if there and there[-1] > own[-1]:
+        raise StoreError(
+            f"{remote.url} has a version {there[-1]}, the latest of {store} is {own[-1]}",
+            hint="it is another store's, or this copy is old: push to an address of its own",
+        )
 
 
 def _is_committed(remote: ObjectFolder, name: str, data: bytes) -> bool:

@@ -42,7 +42,7 @@ from penstock.store.layout import (
 from penstock.store.urls import is_url
 from penstock.tokenize import Tokenizer, TokenizerSpec
 
-__all__ = ["Segment", "Store", "list_versions", "open_store", "read_manifest"]
+__all__ = ["Segment", "Store", "list_versions", "no_store", "open_store", "read_manifest"]
 
 TABLE_BATCH_ROWS = 2**16
 SIGNATURES = "signatures.array"
@@ -76,6 +76,22 @@ def version_numbers(names: Iterable[str]) -> list[int]:
     return sorted(version for version, name in versions.items() if name == manifest_name(version))
 
 
+def no_store(path: Path) -> NotAStoreError:
+    """What to say of a path at which there is no committed version."""
+    if not path.is_dir():
+        state = "is a file, not a store" if path.exists() else "doesn't exist"
+    elif not (path / MANIFESTS).is_dir() and any(path.iterdir()):
+        state = "is a folder of other things, not a store"
+    else:
+        return NotAStoreError(
+            f"{str(path)!r} holds no committed version", hint=f"make one: penstock prepare INPUT --out {path}"
+        )
+    return NotAStoreError(
+        f"{str(path)!r} {state}",
+        hint=f"name a store; to make one: penstock prepare INPUT --out {'NEW-FOLDER' if path.exists() else path}",
+    )
+
+
 def open_store(path: Path | str, *, version: int | None = None) -> Store:
     """Opens a store; `PATH@3` or `version=3` opens an older version.
 
@@ -93,10 +109,7 @@ def open_store(path: Path | str, *, version: int | None = None) -> Store:
     folder, version = _split_version(os.fspath(path), version)
     versions = list_versions(folder)
     if not versions:
-        state = "doesn't exist" if not folder.exists() else "holds no committed version"
-        raise NotAStoreError(
-            f"{str(folder)!r} {state}", hint=f"make a store there: penstock prepare INPUT --out {folder}"
-        )
+        raise no_store(folder)
     if version is not None and version not in versions:
         raise StoreError(
             f"{folder} has no version {version}", hint=f"versions: {', '.join(map(str, versions))} (write {folder}@N)"

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from penstock import fs
-from penstock.errors import ConfigError, NotAStoreError
+from penstock.errors import ConfigError
 from penstock.sources import SkipTally, printable
 from penstock.store.blocklist import REMOVED, Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
@@ -27,7 +27,7 @@ from penstock.store.decisions import Decisions
 from penstock.store.index import build_index, skips_before_index
 from penstock.store.known import SegmentTokens, document_rows
 from penstock.store.layout import LOCK, MANIFESTS, Manifest, SegmentEntry, manifest_name
-from penstock.store.reader import Store, list_versions, open_store
+from penstock.store.reader import Store, list_versions, no_store, open_store
 from penstock.store.writer import DOCUMENT_SCHEMA, UnitRecord, arrow_array, write_segment
 
 __all__ = ["Pruned", "Removed", "prune", "remove"]
@@ -226,4 +226,4 @@ def _bytes_of(store: Path) -> int:
 
 def _refuse_no_store(store: Path) -> None:
     if not list_versions(store):
-        raise NotAStoreError(f"{str(store)!r} holds no store", hint=f"penstock prepare INPUT --out {store}")
+        raise no_store(store)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from penstock.engines.processes import can_fork, run_units_in_processes
-from penstock.errors import DamagedStoreError, DiskError, NotAStoreError, PenstockError
+from penstock.errors import DamagedStoreError, DiskError, PenstockError
 from penstock.hashing import RunningChecksum, token_hash
 from penstock.store.layout import (
     BLOCK_BYTES,
@@ -37,7 +37,7 @@ from penstock.store.layout import (
 from penstock.store.payload import Ranges, SegmentFindings, examine_segment, file_windows
 from penstock.store.places import DocumentPlaces, document_places
 from penstock.store.promises import Broken, DocumentColumns, broken_promises, read_document_columns
-from penstock.store.reader import Store, link_on_the_way, list_versions, read_manifest
+from penstock.store.reader import Store, link_on_the_way, list_versions, no_store, read_manifest
 from penstock.store.writer import decode_table
 
 __all__ = ["Entry", "Examination", "Problem", "Verification", "examine", "examine_entry", "verify"]
@@ -106,7 +106,7 @@ def examine(path: Path, *, quick: bool = False, workers: int = 1, on_progress: P
     started = time.perf_counter()
     versions = list_versions(path)
     if not versions:
-        raise NotAStoreError(f"{str(path)!r} holds no store", hint=f"penstock prepare INPUT --out {path}")
+        raise no_store(path)
     run = Examination(path, quick=quick, workers=workers, on_progress=on_progress)
     try:
         run.versions(versions)

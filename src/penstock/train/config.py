@@ -377,7 +377,11 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _known_beside(first["loc"])
-        return ConfigError(f"unknown setting {key!r}{where}", hint=f"known settings: {nearest_first(key, known)}")
+        elsewhere = [name for name in _known_everywhere() if name.rpartition(".")[2] == str(first["loc"][-1])]
+        perhaps = f"perhaps {' or '.join(elsewhere)}; " if elsewhere else ""
+        return ConfigError(
+            f"unknown setting {key!r}{where}", hint=f"{perhaps}known settings: {nearest_first(key, known)}"
+        )
     more = f" ({len(problems) - 1} more settings are wrong too)" if len(problems) > 1 else ""
     message = f"{key} is {first['input']!r}{where}: {first['msg']}{more}"
     return ConfigError(message, hint=f"set {key} to such a value, or leave it out for the default")
@@ -385,7 +389,20 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
 
 def _known_beside(location: tuple[int | str, ...]) -> list[str]:
     """The settings of the level that a key was looked for in, with their dots."""
-    below: dict[tuple[int | str, ...], type[Settings]] = {("model",): ModelConfig, ("model", "adapter"): AdapterConfig}
-    parents = location[:-1]
+    return _dotted(location[:-1], _LEVELS.get(location[:-1], TrainConfig))
+
+
+def _known_everywhere() -> list[str]:
+    return [name for parents, settings in _LEVELS.items() for name in _dotted(parents, settings)]
+
+
+def _dotted(parents: tuple[int | str, ...], settings: type[Settings]) -> list[str]:
     prefix = "".join(f"{part}." for part in parents)
-    return [f"{prefix}{name}" for name in below.get(parents, TrainConfig).model_fields]
+    return [f"{prefix}{name}" for name in settings.model_fields]
+
+
+_LEVELS: dict[tuple[int | str, ...], type[Settings]] = {
+    (): TrainConfig,
+    ("model",): ModelConfig,
+    ("model", "adapter"): AdapterConfig,
+}
