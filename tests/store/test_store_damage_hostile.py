@@ -348,13 +348,10 @@ def test_tables_with_flipped_bits_and_right_checksums(
 
 def test_no_id_is_ever_wrapped():
     """The writer's side: an id that the store's width can't hold is an error, not another id."""
-    from penstock.tokenize import Tokenizer
-
     from .samples import bytes_tokenizer
 
     tokenizer = bytes_tokenizer()
     assert tokenizer.dtype == np.dtype("<u2")
-    check = Tokenizer._check
     for bad in (tokenizer.vocab_size, 65_535, 65_536, 2**32 - 1):
         with pytest.raises(TokenizerError):
-            check(tokenizer, np.array([1, bad], np.uint32))
+            tokenizer.check(np.array([1, bad], np.uint32))

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from penstock.cli.output import human_bytes, note, one_line, print_json, progress_bar
-from penstock.store.urls import is_url
 
 
 def verify(
@@ -66,6 +65,8 @@ def _print_verification(store: str, result: Any) -> None:
         print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
     left_out = "; --quick: the tokens themselves weren't read" if result.quick else ""
     if result.problems:
+        from penstock.store.urls import is_url
+
         count = f"{len(result.problems)} problems" if len(result.problems) > 1 else "1 problem"
         note(f"error: {count} in {name}{left_out}")
         mend = "push them again from the store they came from" if is_url(store) else "restore the files named"
