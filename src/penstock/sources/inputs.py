@@ -59,6 +59,11 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
     options = options or InputOptions()
+    if options.renderer is not None and options.tables.text_field is not None:
+        raise InputError(
+            "--text-field does nothing beside --template or --field-map",
+            hint=f"name the column of text with --field-map text={options.tables.text_field}, or leave it out",
+        )
     several_repositories = sum(bool(git.git_word(word)[1]) for word in inputs) > 1
     sources: list[Source] = []
     for word in inputs:
