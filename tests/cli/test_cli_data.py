@@ -164,20 +164,11 @@ def test_hints_are_about_what_was_met(penstock, tmp_path, tokenizer_file):
     assert "--hidden" not in penstock("prepare", "other", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
     (tmp_path / "rows.jsonl").write_text('{"text": "some text"}\n')
     (tmp_path / "none.csv").write_text("text\n")
-    (tmp_path / "two.csv").write_text("a,b\nc,d\n")
-    (tmp_path / "chat.jsonl").write_text('{"messages": []}\n')
-    (tmp_path / "fifo").mkdir()
-    os.mkfifo(tmp_path / "fifo" / "tokenizer.json")
     for words, wanted, unwanted in (
         (["rows.jsonl", "--id-field", "number"], "--id-field", "--include"),
         (["none.csv"], "no rows in", "no files"),
-        (["two.csv"], "--text-field", "no column of strings"),
-        (["chat.jsonl"], "--template", "no column of strings"),
-        (["rows.jsonl", "--text-field", "text", "--template", "plain"], "--field-map text=text", "found"),
-        (["rows.jsonl", "--tokenizer", "fifo/tokenizer.json"], "neither a file nor a folder", "doesn't exist"),
     ):
         met = penstock("prepare", "--out", "s", "--tokenizer", tokenizer_file, *words, expect=1)
-        met.assert_one_error()
         assert wanted in met.err
         assert unwanted not in met.err
 

@@ -174,3 +174,12 @@ def test_a_template_is_refused_where_no_input_is_a_table(tree: Path):
     options = InputOptions(renderer=TextColumn(text_field="text"))
     with pytest.raises(InputError, match="--template"):
         sources_from_inputs([STANDARD_LIBRARY], options=options)
+
+
+def test_a_column_of_text_beside_a_template_is_refused(tree: Path):
+    (tree / "rows.jsonl").write_text('{"text": "some text"}\n')
+    renderer = TextColumn(text_field="text")
+    options = InputOptions(tables=TableOptions(text_field="body"), renderer=renderer)
+    with pytest.raises(InputError, match="--text-field") as met:
+        sources_from_inputs([str(tree / "rows.jsonl")], options=options)
+    assert "--field-map text=body" in (met.value.hint or "")

@@ -81,7 +81,8 @@ from penstock.tokenize.training import END_TOKEN
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
 # For which nothing is read whatever the options.
-NO_OPTION_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged"}
+NO_OPTION_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged", "truncated"}
+NO_OPTION_REASONS |= {"broken-json", "broken-row", "damaged-stream", "not-an-object", "not-a-table"}
 OPTION_OF_REASON = {
     "excluded": "--exclude",
     "generated": "--generated",
