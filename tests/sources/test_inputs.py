@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -183,3 +184,16 @@ def test_a_column_of_text_beside_a_template_is_refused(tree: Path):
     with pytest.raises(InputError, match="--text-field") as met:
         sources_from_inputs([str(tree / "rows.jsonl")], options=options)
     assert "--field-map text=body" in (met.value.hint or "")
+
+
+def test_the_home_folder_is_meant_within_a_word(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """A shell writes `~` out at the beginning of a word, but not behind `git:`, and some not behind `NAME=`."""
+    subprocess.run(["git", "init", "-q", "-b", "main", str(tree / "repo")], check=True)
+    monkeypatch.setenv("HOME", str(tree))
+    words = ["git:~/repo", "ref=git:~/repo#main", "docs=~/docs"]
+    home, ref, docs = sources_from_inputs(words)
+    assert [source.location for source in (home, docs)] == [str(tree / "repo"), str(tree / "docs")]
+    assert ref.location.startswith(str(tree / "repo"))
+    (tree / "~" / "docs").mkdir(parents=True)
+    monkeypatch.chdir(tree)
+    assert sources_from_inputs(["docs=~/docs"])[0].location == str(tree / "~" / "docs")

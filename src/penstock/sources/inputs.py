@@ -126,6 +126,8 @@ def _source(word: str, options: InputOptions, *, several_repositories: bool) -> 
     name, separator, path = word.partition("=")
     if not separator or os.path.lexists(word):
         name, path = "", word
+    if path.startswith("~") and not os.path.lexists(path):  # behind NAME= few shells write it out
+        path = os.path.expanduser(path)
     if not os.path.exists(path):  # a link that leads nowhere is as good as missing
         raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
     # A link given by name is meant; links found inside are not followed.
