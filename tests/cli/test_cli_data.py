@@ -160,6 +160,8 @@ def test_hints_are_about_what_was_met(penstock, tmp_path, tokenizer_file):
     for verb in ("verify", "plan", "inspect"):
         assert "--out other" not in penstock(verb, "other", expect=1).err
         assert "--out missing" in penstock(verb, "missing", expect=1).err
+    penstock("prepare", "hidden", "--hidden", "--out", "made", "--tokenizer", tokenizer_file)
+    assert "--out" not in penstock("verify", "made@1", expect=1).err
     assert "--hidden" in penstock("prepare", "hidden", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
     assert "--hidden" not in penstock("prepare", "other", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
     (tmp_path / "rows.jsonl").write_text('{"text": "some text"}\n')
