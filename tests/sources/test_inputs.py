@@ -13,6 +13,7 @@ from penstock.errors import InputError
 from penstock.sources import (
     STANDARD_LIBRARY,
     FileOptions,
+    GitOptions,
     InputOptions,
     TableOptions,
     TablesSource,
@@ -197,3 +198,12 @@ def test_the_home_folder_is_meant_within_a_word(tree: Path, monkeypatch: pytest.
     (tree / "~" / "docs").mkdir(parents=True)
     monkeypatch.chdir(tree)
     assert sources_from_inputs(["docs=~/docs"])[0].location == str(tree / "~" / "docs")
+
+
+def test_options_about_repositories_are_refused_where_no_input_is_one(tree: Path):
+    """A repository's folder without `git:` would be read as files, whatever was asked of its history."""
+    for options in (GitOptions(parts=("commits",)), GitOptions(max_diff_bytes=10), GitOptions(since="2024-01-31")):
+        with pytest.raises(InputError, match="--git-") as met:
+            sources_from_inputs([str(tree)], options=InputOptions(git=options))
+        assert "git:PATH" in (met.value.hint or "")
+    assert sources_from_inputs([str(tree)], options=InputOptions(git=GitOptions(group="root")))

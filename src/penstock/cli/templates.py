@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from penstock.errors import ConfigError
+
 if TYPE_CHECKING:
     from penstock.sources import TemplateRenderer, TemplateVocabulary
     from penstock.tokenize import Tokenizer
@@ -33,6 +35,11 @@ def renderer_of(
         out: a store that may have a tokenizer.
     """
     if template is None and not field_map:
+        if loss != "assistant":
+            raise ConfigError(
+                f"--loss {loss} does nothing without --template or --field-map: of plain text all is learnt",
+                hint="leave it out, or add --template",
+            )
         return None
     from penstock.sources.records.forms import parse_field_map
     from penstock.sources.records.templates import row_renderer

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import InputError
 from penstock.sources.files import FileOptions, FilesSource
-from penstock.sources.git import GitOptions
+from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.git import words as git
 from penstock.sources.huggingface import words as huggingface
 from penstock.sources.rows import RowRenderer
@@ -76,6 +76,8 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
         sources.append(source)
     if not any(isinstance(source, TablesSource) for source in sources):
         _refuse_unused(options)
+    if not any(isinstance(source, GitSource) for source in sources):
+        _refuse_unused_git(options.git)
     return sources
 
 
@@ -92,6 +94,19 @@ def _refuse_unused(options: InputOptions) -> None:
         raise InputError(
             f"{unused[0]} is for rows of tables, and no input is a table",
             hint="name the tables themselves; a folder is one of tables only when every file in it is (docs/tables.md)",
+        )
+
+
+def _refuse_unused_git(options: GitOptions) -> None:
+    """Refuses what only repositories take: without `git:` a repository's folder is read as files, not as history."""
+    default = GitOptions()
+    # The grouping is the store's, asked for or not, also when its repositories are no longer named.
+    names = [field.name for field in dataclasses.fields(default) if field.name != "group"]
+    changed = [name for name in names if getattr(options, name) != getattr(default, name)]
+    if changed:
+        raise InputError(
+            f"--git-{changed[0].replace('_', '-')} is for repositories, and no input is one",
+            hint="write git:PATH; a path alone is a folder of files",
         )
 
 
