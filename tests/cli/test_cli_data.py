@@ -160,8 +160,19 @@ def test_hints_are_about_what_was_met(penstock, tmp_path, tokenizer_file):
     for verb in ("verify", "plan", "inspect"):
         assert "--out other" not in penstock(verb, "other", expect=1).err
         assert "--out missing" in penstock(verb, "missing", expect=1).err
+    penstock("prepare", "hidden", "--hidden", "--out", "made", "--tokenizer", tokenizer_file)
+    assert "--out" not in penstock("verify", "made@1", expect=1).err
     assert "--hidden" in penstock("prepare", "hidden", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
     assert "--hidden" not in penstock("prepare", "other", "--out", "s", "--tokenizer", tokenizer_file, expect=1).err
+    (tmp_path / "rows.jsonl").write_text('{"text": "some text"}\n')
+    (tmp_path / "none.csv").write_text("text\n")
+    for words, wanted, unwanted in (
+        (["rows.jsonl", "--id-field", "number"], "--id-field", "--include"),
+        (["none.csv"], "no rows in", "no files"),
+    ):
+        met = penstock("prepare", "--out", "s", "--tokenizer", tokenizer_file, *words, expect=1)
+        assert wanted in met.err
+        assert unwanted not in met.err
 
 
 def test_a_column_of_bytes_is_taken_as_the_hint_says(penstock, tmp_path, tokenizer_file):
@@ -272,3 +283,25 @@ def test_debug_shows_the_traceback(penstock, tmp_path):
     result = penstock("--debug", "verify", "nothing-here", expect=1)
     assert "Traceback" in result.err
     assert "error: " in result.err
+
+
+def test_the_end_token_of_a_trained_vocabulary_is_the_one_asked_for(penstock, corpus, tmp_path):
+    words = ["prepare", corpus, "--vocab-size", 400, "--json", "--out", "s"]
+    made = penstock(*words, "--end-token", "<end>").json["tokenizer"]
+    assert made["control_tokens"] == {"<end>": made["end_id"]}
+    assert not penstock(*words, "--end-token", "<end>").json["committed"]
+    assert not penstock(*words).json["committed"]
+    refused = penstock(*words, "--end-token", "<other>", expect=1)
+    refused.assert_one_error()
+    assert "<end>" in refused.err
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "Two and two?", "completion": "Four."}\n')
+    chat = ["prepare", "chat.jsonl", "--template", "chatml", "--end-token", "<end>", "--out", "c", "--json"]
+    assert "<end>" in penstock(*chat).json["tokenizer"]["control_tokens"]
+    assert penstock("inspect", "c", "--doc", 0, "--json").json["text"].endswith("<|im_end|>\n")
+
+
+def test_a_vocabulary_says_the_size_that_it_got(penstock, tmp_path):
+    (tmp_path / "small.txt").write_text("a few words\n")
+    tokenizer = penstock("prepare", "small.txt", "--out", "s", "--json").json["tokenizer"]
+    assert tokenizer["vocab_size"] < 300
+    assert str(tokenizer["vocab_size"]) in tokenizer["origin"]

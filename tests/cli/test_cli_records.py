@@ -98,3 +98,10 @@ def test_only_changed_records_are_encoded_again(penstock, chatml_folder: Path, t
         for name in ("loss_documents", "loss_starts", "loss_runs"):
             assert mixed.arrays[name].tolist() == whole.arrays[name].tolist()
         assert len(mixed.arrays["loss_documents"]) == len(rows)
+
+
+def test_loss_without_a_template_is_refused(penstock, tmp_path: Path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "some text"}\n')
+    refused = penstock("prepare", "rows.jsonl", "--loss", "all", "--out", "s", expect=1)
+    refused.assert_one_error()
+    assert "--template" in refused.err

@@ -3,6 +3,7 @@
 plain   Python modules, duplicates left out, several segments
 wide    ids above 65,535, stored in four bytes
 parts   documents of parts with and without loss, one of them without any
+some    one document of fifty has a part without loss
 single  one document: two of three splits are empty
 """
 
@@ -22,7 +23,7 @@ from penstock.tokenize import Tokenizer, TokenizerSpec
 from penstock.tokenize.loading import GPT2_PATTERN, byte_level_json
 from penstock.tokenize.specification import character_of_byte
 
-STORES = ("plain", "wide", "parts", "single")
+STORES = ("plain", "wide", "parts", "some", "single")
 
 
 class MemorySource:
@@ -106,6 +107,9 @@ def store_paths(store_path: Path, tmp_path_factory: pytest.TempPathFactory) -> d
         "plain": store_path,
         "wide": build(folder / "wide", plain, wide=True),
         "parts": build(folder / "parts", part_documents()),
+        "some": build(
+            folder / "some", plain | {b"memory/000": (Part(data=b"asked", loss=False), Part(data=b"answered"))}
+        ),
         "single": build(folder / "single", {b"memory/only": (Part(data=b"Hello, world"),)}),
     }
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from penstock.errors import InputError
 from penstock.sources import (
     STANDARD_LIBRARY,
     FileOptions,
+    GitOptions,
     InputOptions,
     TableOptions,
     TablesSource,
@@ -174,3 +176,34 @@ def test_a_template_is_refused_where_no_input_is_a_table(tree: Path):
     options = InputOptions(renderer=TextColumn(text_field="text"))
     with pytest.raises(InputError, match="--template"):
         sources_from_inputs([STANDARD_LIBRARY], options=options)
+
+
+def test_a_column_of_text_beside_a_template_is_refused(tree: Path):
+    (tree / "rows.jsonl").write_text('{"text": "some text"}\n')
+    renderer = TextColumn(text_field="text")
+    options = InputOptions(tables=TableOptions(text_field="body"), renderer=renderer)
+    with pytest.raises(InputError, match="--text-field") as met:
+        sources_from_inputs([str(tree / "rows.jsonl")], options=options)
+    assert "--field-map text=body" in (met.value.hint or "")
+
+
+def test_the_home_folder_is_meant_within_a_word(tree: Path, monkeypatch: pytest.MonkeyPatch):
+    """A shell writes `~` out at the beginning of a word, but not behind `git:`, and some not behind `NAME=`."""
+    subprocess.run(["git", "init", "-q", "-b", "main", str(tree / "repo")], check=True)
+    monkeypatch.setenv("HOME", str(tree))
+    words = ["git:~/repo", "ref=git:~/repo#main", "docs=~/docs"]
+    home, ref, docs = sources_from_inputs(words)
+    assert [source.location for source in (home, docs)] == [str(tree / "repo"), str(tree / "docs")]
+    assert ref.location.startswith(str(tree / "repo"))
+    (tree / "~" / "docs").mkdir(parents=True)
+    monkeypatch.chdir(tree)
+    assert sources_from_inputs(["docs=~/docs"])[0].location == str(tree / "~" / "docs")
+
+
+def test_options_about_repositories_are_refused_where_no_input_is_one(tree: Path):
+    """A repository's folder without `git:` would be read as files, whatever was asked of its history."""
+    for options in (GitOptions(parts=("commits",)), GitOptions(max_diff_bytes=10), GitOptions(since="2024-01-31")):
+        with pytest.raises(InputError, match="--git-") as met:
+            sources_from_inputs([str(tree)], options=InputOptions(git=options))
+        assert "git:PATH" in (met.value.hint or "")
+    assert sources_from_inputs([str(tree)], options=InputOptions(git=GitOptions(group="root")))

@@ -164,8 +164,25 @@ def test_a_broken_row_is_counted_with_its_place(tmp_path: Path, row: bytes, reas
 
 @pytest.mark.parametrize("data", ["text,n\n1,2\n".encode("utf-16"), b"te\xffxt,n\n", b'"text,n\na,b\n', b"\0\0\0\n"])
 def test_a_header_that_can_not_be_read_is_named(tmp_path: Path, data: bytes):
-    with pytest.raises(InputError, match=r"a\.csv.*header"):
+    with pytest.raises(InputError, match=r"a\.csv.*header") as met:
         list(source_of(written(tmp_path / "a.csv", data)).units(1))
+    assert met.value.message.count("a.csv") == 1
+
+
+def test_a_header_without_columns_to_take_is_named_for_what_it_is(tmp_path: Path):
+    for name, data, told in (
+        ("a.csv.xz", b"no xz", "damaged"),
+        ("a.csv", b"text,n\rhello,1\r", "carriage return"),
+        ("a.csv", b"\n \n", "blank"),
+        ("a.csv", b"text;n\nhello;1\n", "looks like several"),
+        ("a.tsv", b"text,n\nhello,1\n", "looks like several"),
+    ):
+        with pytest.raises(InputError, match=told):
+            list(source_of(written(tmp_path / name, data)).units(1))
+    named = source_of(written(tmp_path / "a.csv", b"text;n\nhello;1\n"), text_field="text;n")
+    assert [document.parts[0].data for unit in named.units(1) for document in named.read(unit).documents] == [
+        b"hello;1"
+    ]
 
 
 def test_long_fields_leave_other_users_of_csv_alone_until_they_are_met(tmp_path: Path):
@@ -451,3 +468,15 @@ def test_a_line_of_a_gigabyte_costs_bounded_memory(tmp_path: Path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 400
+
+
+def test_a_missing_column_of_text_is_told_for_what_is_there(tmp_path: Path):
+    """Strings with other names aren't no strings, and chats want a template."""
+    for name, data, told, hint in (
+        ("a.csv", b"a,b\nc,d\n", "no column has a name", "--text-field"),
+        ("a.jsonl", b'{"messages": []}\n', "no column has a name", "--template"),
+        ("a.csv", b"text,n,text\nc,d,e\n", "'text' is there twice", "rename"),
+    ):
+        with pytest.raises(InputError, match=told) as met:
+            list(source_of(written(tmp_path / name, data)).units(1))
+        assert hint in (met.value.hint or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import random
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,12 @@ def test_missing_paths_and_folders_without_a_tokenizer_are_refused(tmp_path: Pat
         with pytest.raises(TokenizerError) as raised:
             load_tokenizer(value)
         assert raised.value.hint
+
+
+def test_a_pipe_is_no_tokenizer_and_is_there(tmp_path: Path):
+    os.mkfifo(tmp_path / "tokenizer.json")
+    with pytest.raises(TokenizerError, match="neither a file nor a folder"):
+        load_tokenizer(str(tmp_path / "tokenizer.json"))
 
 
 def damaged(data: st.DataObject, value: Any) -> Any:

@@ -39,7 +39,9 @@ def prepare(
             help="File (tokenizer.json, .tiktoken, .model), folder or hub id. Default: the store's, else trained."
         ),
     ] = None,
-    end_token: Annotated[str | None, typer.Option(help="Name of the token after each document.")] = None,
+    end_token: Annotated[
+        str | None, typer.Option(help="Name of the token after each document; of a trained vocabulary, any.")
+    ] = None,
     vocab_size: Annotated[int, typer.Option(help="Size of a trained vocabulary.")] = 8192,
     split: Annotated[str, typer.Option(help="Names and shares, the most protected last.")] = "train=85,val=10,test=5",
     include: Annotated[
@@ -165,7 +167,13 @@ def prepare(
         )
     loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
     renderer = renderer_of(
-        template, field_map=field_map or (), loss=loss, tokenizer=loaded, tokenizer_value=tokenizer, out=out
+        template,
+        field_map=field_map or (),
+        loss=loss,
+        tokenizer=loaded,
+        tokenizer_value=tokenizer,
+        end_token=end_token,
+        out=out,
     )
     git_options = GitOptions(
         parts=tuple(git_parts.split(",")),
@@ -200,6 +208,7 @@ def prepare(
         processes=True,
         unit_bytes=unit_bytes,
         vocab_size=vocab_size,
+        end_token=end_token,
         break_lock=break_lock,
         control_tokens=renderer.control_tokens if renderer else (),
     )
@@ -276,13 +285,14 @@ def print_prepared(facts: dict[str, Any]) -> None:
     """The same for people."""
     rate = human_bytes(facts["bytes"] / max(facts["seconds"], 1e-9))
     state = f"version {facts['version']}" if facts["committed"] else f"version {facts['version']}, unchanged"
+    units = "1 unit" if facts["units"] == 1 else f"{facts['units']} units"
     tokenizer = facts["tokenizer"]
     print_facts(
         {
             "store": f"{one_line(facts['store'])}  ({state})",
             "documents": f"{facts['documents']:,} of {facts['found']:,} found",
             "tokens": f"{facts['tokens']:,} from {human_bytes(facts['bytes'])}",
-            "time": f"{facts['seconds']:.1f} s, {rate}/s, {facts['units']} units, {facts['workers']}",
+            "time": f"{facts['seconds']:.1f} s, {rate}/s, {units}, {facts['workers']}",
             "tokenizer": one_line(f"{tokenizer['origin']}, {tokenizer['vocab_size']:,} ids"),
             "engine": one_line(f"{tokenizer['engine']}: {tokenizer['reason']}"),
             "digest": facts["digest"],

@@ -44,7 +44,7 @@ def human_count(number: float) -> str:
 
 def human_bytes(number: float) -> str:
     """Bytes in decimal units."""
-    return human_count(number) + "B" if number >= 1e3 else f"{number:g} B"
+    return human_count(number) + "B" if number >= 1e3 else f"{human_count(number)} B"
 
 
 def print_table(rows: Sequence[Sequence[str]], *, header: Sequence[str] | None = None) -> None:

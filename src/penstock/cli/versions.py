@@ -232,7 +232,11 @@ def remove(
         print_json({"store": str(store), "removed": done.documents, "committed": done.committed, **facts})
         return
     state = f"version {done.manifest.version}" + ("" if done.committed else ", unchanged")
-    print(one_line(f"{done.documents:,} documents removed from {store} ({state})"))
+    print(
+        one_line(
+            f"{done.documents:,} {'document' if done.documents == 1 else 'documents'} removed from {store} ({state})"
+        )
+    )
     for key in done.examples:
         print(f"  {one_line(key)}")
     if done.documents > len(done.examples):

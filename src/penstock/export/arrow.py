@@ -3,10 +3,10 @@
     DIR/dataset_dict.json   DIR/train/state.json   DIR/train/dataset_info.json   DIR/train/data-00000-of-00002.arrow
 
 With `--split` the split's own files lie in DIR (a `Dataset`, no `DatasetDict`). Documents: `input_ids`, the metadata,
-and `labels` where not every token carries loss. Rows: `input_ids`, `attention_mask` (0 on padding) and `labels` as
-Hugging Face's models take them (they shift; -100 doesn't count). Ids and labels are int32, the type that `datasets`
-itself gives `input_ids`: PyTorch can't index with unsigned ones. Memory: a record batch of about two million tokens, or
-one document.
+and in every split `labels` if some token of the store carries no loss. Rows: `input_ids`, `attention_mask` (0 on
+padding) and `labels` as Hugging Face's models take them (they shift; -100 doesn't count). Ids and labels are int32, the
+type that `datasets` itself gives `input_ids`: PyTorch can't index with unsigned ones. Memory: a record batch of about
+two million tokens, or one document.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_split(job: SplitJob) -> dict[str, Any]:
     rows = job.rows()
     if rows is None:
         job.stream.refuse_documents_over(2**31 - 1, reader="an Arrow list")
-        columns = ["input_ids", *(["labels"] if job.stream.has_loss_runs else []), *COLUMNS]
+        columns = ["input_ids", *(["labels"] if job.stream.store_has_loss_runs else []), *COLUMNS]
     else:
         columns = list(LISTS)
     shards = _document_shards(job) if rows is None else _row_shards(job, rows)
@@ -120,7 +120,7 @@ def _document_batches(job: SplitJob, first: int, last: int) -> Iterator[dict[str
         offsets = (stream.starts[low : high + 1] - begin).astype(np.int32)
         tokens = stream.signed_tokens(begin, end)
         batch = {"input_ids": _lists(offsets, tokens)}
-        if stream.has_loss_runs:
+        if stream.store_has_loss_runs:
             batch["labels"] = _lists(offsets, _labels(stream, begin, end, tokens))
         metadata = document_metadata(stream, low, high)
         for name, kind in COLUMNS.items():

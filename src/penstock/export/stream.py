@@ -32,6 +32,8 @@ class TokenStream:
     Attributes:
         documents: [D] numbers of the documents in the store.
         starts: [D + 1] stream position of each, then the number of tokens.
+        has_loss_runs: whether some document of the split carries loss on a part of its tokens only.
+        store_has_loss_runs: whether one of any split does: tables of several splits need the same columns.
     """
 
     def __init__(self, store: Store, split: str) -> None:
@@ -53,6 +55,7 @@ class TokenStream:
             np.isin(self.documents, loss_documents), np.searchsorted(loss_documents, self.documents), -1
         )
         self.has_loss_runs = bool((self._loss_entries >= 0).any())
+        self.store_has_loss_runs = bool((store.arrays["reason"][loss_documents] == 0).any())
 
     @property
     def num_tokens(self) -> int:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from penstock.errors import InputError
 from penstock.sources.files import FileOptions, FilesSource
-from penstock.sources.git import GitOptions
+from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.git import words as git
 from penstock.sources.huggingface import words as huggingface
 from penstock.sources.rows import RowRenderer
@@ -59,6 +59,11 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
     if not inputs:
         raise InputError("no input was given", hint=f"name a folder, a file, or {STANDARD_LIBRARY}")
     options = options or InputOptions()
+    if options.renderer is not None and options.tables.text_field is not None:
+        raise InputError(
+            "--text-field does nothing beside --template or --field-map",
+            hint=f"name the column of text with --field-map text={options.tables.text_field}, or leave it out",
+        )
     several_repositories = sum(bool(git.git_word(word)[1]) for word in inputs) > 1
     sources: list[Source] = []
     for word in inputs:
@@ -71,6 +76,8 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
         sources.append(source)
     if not any(isinstance(source, TablesSource) for source in sources):
         _refuse_unused(options)
+    if not any(isinstance(source, GitSource) for source in sources):
+        _refuse_unused_git(options.git)
     return sources
 
 
@@ -87,6 +94,19 @@ def _refuse_unused(options: InputOptions) -> None:
         raise InputError(
             f"{unused[0]} is for rows of tables, and no input is a table",
             hint="name the tables themselves; a folder is one of tables only when every file in it is (docs/tables.md)",
+        )
+
+
+def _refuse_unused_git(options: GitOptions) -> None:
+    """Refuses what only repositories take: without `git:` a repository's folder is read as files, not as history."""
+    default = GitOptions()
+    # The grouping is the store's, asked for or not, also when its repositories are no longer named.
+    names = [field.name for field in dataclasses.fields(default) if field.name != "group"]
+    changed = [name for name in names if getattr(options, name) != getattr(default, name)]
+    if changed:
+        raise InputError(
+            f"--git-{changed[0].replace('_', '-')} is for repositories, and no input is one",
+            hint="write git:PATH; a path alone is a folder of files",
         )
 
 
@@ -121,6 +141,8 @@ def _source(word: str, options: InputOptions, *, several_repositories: bool) -> 
     name, separator, path = word.partition("=")
     if not separator or os.path.lexists(word):
         name, path = "", word
+    if path.startswith("~") and not os.path.lexists(path):  # behind NAME= few shells write it out
+        path = os.path.expanduser(path)
     if not os.path.exists(path):  # a link that leads nowhere is as good as missing
         raise InputError(f"input {path!r} doesn't exist", hint="check the path; folders and files are taken")
     # A link given by name is meant; links found inside are not followed.

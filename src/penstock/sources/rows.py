@@ -16,6 +16,8 @@ from penstock.sources.document import Part, printable
 __all__ = ["BadRowError", "RowRenderer", "TextColumn", "refuse_missing"]
 
 TEXT_COLUMNS = ("text", "content", "contents", "body", "code", "document", "raw_content", "markdown", "story")
+# Columns by which a table of records for fine-tuning is known; see `records.forms`.
+RECORD_COLUMNS = {"messages", "conversations", "instruction", "prompt", "question"}
 COLUMNS_SHOWN = 20
 
 
@@ -106,13 +108,7 @@ class TextColumn:
                 return name if name in same else same[0]
         if only and len(texts) == 1:
             return texts[0]
-        others = [column for column in available if column.lower() in TEXT_COLUMNS and column not in texts]
-        raise InputError(
-            f"no column of strings; columns: {_shown(available)}",
-            hint=f"{others[0]!r} isn't one of strings; if its bytes are UTF-8: --text-field {others[0]}"
-            if others
-            else "name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS),
-        )
+        raise _no_text_column(available, texts=texts)
 
     def parts(self, row: Mapping[str, Any]) -> tuple[Part, ...]:
         """The text as one part."""
@@ -139,6 +135,20 @@ class TextColumn:
         return {"kind": "text", "text_field": self.text_field}
 
 
+def _no_text_column(available: Sequence[str], *, texts: Sequence[str]) -> InputError:
+    """What to say where no column is found by itself, in the order of what helps most."""
+    met = "no column has a name that text has" if texts else "no column of strings"
+    others = [column for column in available if column.lower() in TEXT_COLUMNS and column not in texts]
+    hint = "name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS)
+    if others:
+        hint = f"{others[0]!r} isn't one of strings; if its bytes are UTF-8: --text-field {others[0]}"
+    elif RECORD_COLUMNS & set(available):
+        hint = (
+            "records for fine-tuning take a template, for instance --template chatml (docs/records.md); or --text-field"
+        )
+    return InputError(f"{met}; columns: {_shown(available)}", hint=hint)
+
+
 def refuse_missing(available: Sequence[str], *, needed: Sequence[str], named: Sequence[str]) -> None:
     """Raises `InputError` when a named column isn't there, or one that is read is there twice.
 
@@ -153,7 +163,9 @@ def refuse_missing(available: Sequence[str], *, needed: Sequence[str], named: Se
             met = "is there twice" if count else "isn't there"
             raise InputError(
                 f"the column {name!r} {met}; columns: {_shown(available)}",
-                hint=f"name another one: {nearest_first(name, list(available)[:COLUMNS_SHOWN])}",
+                hint="rename one of the two in the table"
+                if count > 1
+                else f"name another one: {nearest_first(name, list(available)[:COLUMNS_SHOWN])}",
             )
 
 

@@ -76,11 +76,34 @@ from penstock.store.writer import (
     no_documents,
 )
 from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
+from penstock.tokenize.training import END_TOKEN
 
 __all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
 
-# For which nothing is read whatever the filters.
-NO_FILTER_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged"}
+# For which nothing is read whatever the options.
+NO_OPTION_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged", "truncated"}
+NO_OPTION_REASONS |= {"broken-json", "broken-row", "damaged-stream", "not-an-object", "not-a-table"}
+OPTION_OF_REASON = {
+    "excluded": "--exclude",
+    "generated": "--generated",
+    "hidden": "--hidden",
+    "minified": "--minified",
+    "no-group": "--group-field",
+    "no-id": "--id-field",
+    "no-record": "--field-map",
+    "no-text": "--text-field",
+    "not-included": "--include",
+    "secret": "--secrets",
+    "too-large": "--max-file-bytes",
+    "too-short": "--min-bytes",
+    "vendored": "--vendored",
+}
+# By kind of source: what isn't there if there is nothing, and where to look.
+NOTHING_IN = {
+    "files": ("files", "check the path, or name a folder that holds text or code"),
+    "tables": ("rows", "check that this is the table you mean, and whole"),
+    "git": ("commits or files", "check --git-since and --git-parts"),
+}
 
 # Whose documents are cleaned as code unless asked otherwise.
 CODE_KINDS = ("files", "git")
@@ -110,6 +133,7 @@ class PrepareOptions:
         workers, unit_bytes: how the work is cut and shared.
         processes: whether workers are processes where they can be forked; None: if there are several.
         vocab_size: of a vocabulary that must be trained.
+        end_token: name of the token after each document, of a vocabulary that must be trained.
         control_tokens: that a trained vocabulary must have besides its own.
         reread: read every input, whatever the store remembers of it.
         break_lock: take over the lock of another host.
@@ -128,6 +152,7 @@ class PrepareOptions:
     processes: bool | None = None
     unit_bytes: int = DEFAULT_UNIT_BYTES
     vocab_size: int = DEFAULT_VOCAB_SIZE
+    end_token: str | None = None
     control_tokens: tuple[str, ...] = ()
     reread: bool = False
     break_lock: bool = False
@@ -577,7 +602,7 @@ def _counted(number: int, one: str, more: str) -> str:
 def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOptions) -> Tokenizer:
     """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
     if list_versions(out):
-        return open_store(out).tokenizer()
+        return _stored_tokenizer(out, end_token=options.end_token)
     units = [unit for source in sources for unit in source.units(options.unit_bytes)]
     if not any(unit.items for unit in units):
         raise _nothing_found(sources, [unit.skips for unit in units])
@@ -596,7 +621,24 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
         for part in document.parts
         if part.kind is PartKind.TEXT
     )
-    return train_tokenizer(texts, vocab_size=options.vocab_size, control_tokens=options.control_tokens)
+    return train_tokenizer(
+        texts,
+        vocab_size=options.vocab_size,
+        control_tokens=options.control_tokens,
+        end_token=END_TOKEN if options.end_token is None else options.end_token,
+    )
+
+
+def _stored_tokenizer(out: Path, *, end_token: str | None) -> Tokenizer:
+    with open_store(out) as store:
+        tokenizer = store.tokenizer()
+    own = next(name for name, token in tokenizer.spec.control_tokens.items() if token == tokenizer.spec.end_id)
+    if end_token not in (None, own):
+        raise TokenizerError(
+            f"--end-token is {end_token!r}, and documents of {str(out)!r} end with {own!r}",
+            hint="leave it out, choose another --out, or name a --tokenizer that has it",
+        )
+    return tokenizer
 
 
 def _refuse_foreign_folder(out: Path) -> None:
@@ -618,13 +660,13 @@ def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> Inp
     tally.merge(skips)
     where = ", ".join(source.location for source in sources)
     if not tally.total:
-        return InputError(f"no files in {where}", hint="check the path, or name a folder that holds text or code")
+        nothing, hint = NOTHING_IN.get(sources[0].options().get("kind", ""), NOTHING_IN["files"])
+        return InputError(f"no {nothing} in {where}", hint=hint)
     reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
-    unreadable = set(tally.counts) <= NO_FILTER_REASONS
-    return InputError(
-        f"no documents in {where}: {tally.total} left out ({reasons})",
-        hint="nothing there could be read as text; check that these are the files you mean"
-        if unreadable
-        else "loosen the filters (--include, --exclude, --hidden, --vendored, --max-file-bytes), or name the columns"
-        " of a table (--text-field, --field-map)",
-    )
+    options = [OPTION_OF_REASON[reason] for reason in sorted(tally.counts) if reason in OPTION_OF_REASON]
+    hint = "docs/hygiene.md, docs/tables.md and docs/records.md say what each reason means"
+    if options:
+        hint = f"what left them out can be changed: {', '.join(options)}"
+    elif set(tally.counts) <= NO_OPTION_REASONS:
+        hint = "nothing there could be read as text; check that these are the files you mean"
+    return InputError(f"no documents in {where}: {tally.total} left out ({reasons})", hint=hint)

@@ -78,6 +78,9 @@ def version_numbers(names: Iterable[str]) -> list[int]:
 
 def no_store(path: Path) -> NotAStoreError:
     """What to say of a path at which there is no committed version."""
+    folder, version = _split_version(str(path), None)
+    if version is not None and list_versions(folder):
+        return NotAStoreError(f"{str(path)!r} is one version, and this takes a whole store", hint=f"name it: {folder}")
     if not path.is_dir():
         state = "is a file, not a store" if path.exists() else "doesn't exist"
     elif not (path / MANIFESTS).is_dir() and any(path.iterdir()):

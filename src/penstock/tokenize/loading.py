@@ -94,7 +94,9 @@ def load_tokenizer(value: str, *, end_token: str | None = None, network: bool = 
         source, named_end = folder_json(hub_folder(value, network=network))
     else:
         raise TokenizerError(
-            f"tokenizer {value!r} doesn't exist",
+            f"tokenizer {value!r} is neither a file nor a folder"
+            if path.exists()
+            else f"tokenizer {value!r} doesn't exist",
             hint="give a tokenizer.json, a folder that holds one, a .tiktoken or SentencePiece .model file, or a hub id"
             " such as gpt2; without one, one is trained",
         )

@@ -57,8 +57,9 @@ def train_tokenizer(
         )
     source = _trained(texts, vocab_size - len(controls), sample_bytes)
     source = _with_controls(source, controls, end_token=end_token)
-    origin = f"trained, {vocab_size} tokens"
-    return Tokenizer(TokenizerSpec.from_json(source, origin=origin, end_token=end_token), origin=origin)
+    spec = TokenizerSpec.from_json(source, origin="the trained vocabulary", end_token=end_token)
+    # The size that it got: a small corpus has no more pairs to merge.
+    return Tokenizer(spec, origin=f"trained, {spec.vocab_size} tokens")
 
 
 def _trained(texts: Iterable[bytes], vocab_size: int, sample_bytes: int) -> bytes:

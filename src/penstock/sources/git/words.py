@@ -46,7 +46,10 @@ def source_from_word(
     Raises:
         InputError: there is no repository, or it is out of reach.
     """
-    place, ref = _parted(word.removeprefix(SCHEME))
+    text = word.removeprefix(SCHEME)
+    place, ref = _parted(text)
+    if place.startswith("~") and not os.path.lexists(place):  # within a word no shell writes it out
+        place, ref = _parted(os.path.expanduser(text))
     if not place:
         raise InputError(f"input {word!r} names no repository", hint="write git:PATH, or git:PATH#branch")
     if is_url(place):

@@ -61,9 +61,10 @@ class TemplateVocabulary:
     chat_templates: tuple[tuple[str, str], ...] = ()
 
     @classmethod
-    def to_be_trained(cls, template: str) -> TemplateVocabulary:
+    def to_be_trained(cls, template: str, *, end_token: str | None = None) -> TemplateVocabulary:
         """Of a vocabulary that will be trained for a template, with `control_tokens_of(template)`."""
-        return cls(control_names=frozenset([*control_tokens_of(template), END_TOKEN]))
+        end = END_TOKEN if end_token is None else end_token
+        return cls(control_names=frozenset([*control_tokens_of(template), end]), end=end)
 
 
 def control_tokens_of(template: str) -> tuple[str, ...]:

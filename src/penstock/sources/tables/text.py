@@ -21,7 +21,6 @@ from typing import Any
 import orjson
 
 from penstock.errors import InputError
-from penstock.sources.document import printable
 from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
 from penstock.sources.tables.documents import RowDocuments
 from penstock.sources.tables.files import Piece, TableFile, cut_evenly
@@ -39,6 +38,7 @@ __all__ = ["add_text_rows", "described", "line_limit", "open_cursor", "plain_rec
 
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 DELIMITERS = {"csv": ",", "tsv": "\t"}
+COMMON_DELIMITERS = {",", "\t", ";", "|"}
 # Cutting finer than this costs more than it balances.
 SMALLEST_PIECE = 64
 
@@ -54,7 +54,7 @@ def described(
     """The file with its columns: a CSV's from the header, a JSONL's from its first row that can be parsed.
 
     Raises:
-        InputError: no column will do, or there is no header.
+        InputError: no column will do, or there is no header of columns parted by the format's delimiter.
     """
     if file.format == "jsonl":
         if not isinstance(renderer, TextColumn):
@@ -65,6 +65,8 @@ def described(
         # Without any row to go by the column is anyone's guess; each line is counted under its own reason anyway.
         return file.with_columns((renderer.column(names, texts=names, only=False),) if names else ("text",))
     header, header_end = _header(file, descriptor, limit=limit)
+    if isinstance(renderer, TextColumn) and renderer.text_field is None:
+        _refuse_other_delimiters(header, DELIMITERS[file.format])
     columns = renderer.columns(header)
     refuse_missing(header, needed=columns, named=named)
     return file.with_columns(columns, header=header, header_end=header_end)
@@ -106,11 +108,24 @@ def _header(file: TableFile, descriptor: int, *, limit: int) -> tuple[tuple[str,
             fields, problem = _fields(_without_mark(record)[1], DELIMITERS[file.format])
             if fields is not None:
                 return tuple(name.strip() for name in fields), record.end
+        raise _no_header(problem)
+    raise _no_header(f"the {file.compression} stream is damaged or empty" if file.compression else "all is blank")
+
+
+def _no_header(problem: str) -> InputError:
+    return InputError(
+        f"the header can't be read: {problem}",
+        hint="a CSV file begins with a row of column names, in UTF-8, separated by commas (.tsv: by tabs)",
+    )
+
+
+def _refuse_other_delimiters(header: Sequence[str], delimiter: str) -> None:
+    """Refuses a header that other programs would part: its only column would be taken, and whole rows be the text."""
+    if len(header) == 1 and any(other in header[0] for other in COMMON_DELIMITERS - {delimiter}):
         raise InputError(
-            f"{printable(os.fsencode(file.absolute))}: the header can't be read: {problem}",
-            hint="a CSV file begins with a row of column names, in UTF-8, separated by commas (.tsv: by tabs)",
+            f"the header has one column, {header[0]!r}, which looks like several",
+            hint="columns are separated by commas (.tsv: by tabs); if it is one, name it with --text-field",
         )
-    return (), 0
 
 
 def text_pieces(file: TableFile, descriptor: int, unit_bytes: int) -> Iterator[Piece]:
@@ -255,4 +270,6 @@ def _fields(line: bytes, delimiter: str) -> tuple[list[str] | None, str]:
     try:
         return next(csv.reader((text,), delimiter=delimiter, strict=True)), ""
     except csv.Error as error:
-        return None, f"broken-row: {error}"
+        # The module's own words are about how its users opened the file.
+        lone = "new-line character" in str(error)
+        return None, f"broken-row: {'a carriage return that ends no row; rows end with LF or CR LF' if lone else error}"
