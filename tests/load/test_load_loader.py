@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,23 @@ def test_close_leaves_no_thread_and_the_loader_can_go_on(sample: Samples, prefet
         assert batch.position == 3 * num_batches
         assert bool(set(threading.enumerate()) - before) == (prefetch > 0)
     assert set(threading.enumerate()) <= before
+
+
+def test_going_back_again_and_again_keeps_nothing_of_before(sample: Samples) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=20)
+    held = []
+    with Loader(plan, batch_rows=3, seed=1) as loader:
+        state = loader.state_dict()
+        tracemalloc.start()
+        try:
+            for _ in range(6):
+                for _ in range(12):
+                    next(loader)
+                loader.load_state_dict(state)
+                held.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert held[-1] < 1.5 * held[0]
 
 
 def test_loaders_of_one_plan_do_not_disturb_each_other(sample: Samples) -> None:

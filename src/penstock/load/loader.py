@@ -106,6 +106,7 @@ class Loader:
         stretch = self._filler.stretch_batches(prefetch_batches, num_buffers)
         self._buffers = [self._filler.new_buffer(stretch, allocate) for _ in range(num_buffers)]
         self._producer: _Producer | None = None
+        self._end_producer: weakref.finalize[[], Loader] | None = None
         self._ready: Iterator[Batch] = iter(())
         self._ahead: _Stretches | None = None
 
@@ -140,7 +141,8 @@ class Loader:
         if len(self._buffers) > 1:
             if self._producer is None:
                 self._producer = _Producer(self._filler, self._buffers, self.position)
-                weakref.finalize(self, self._producer.stop)  # a loader that is dropped takes its threads along
+                # A loader that is dropped takes its threads along.
+                self._end_producer = weakref.finalize(self, self._producer.stop)
             batch = self._producer.next_batch()
         else:
             batch = self._filled_on_demand()
@@ -162,9 +164,9 @@ class Loader:
         return next(self._ready)
 
     def _stop(self) -> None:
-        if self._producer is not None:
-            self._producer.stop()
-            self._producer = None
+        if self._producer is not None and self._end_producer is not None:
+            self._end_producer()  # and holds it no longer, with what it had worked out
+            self._producer = self._end_producer = None
         self._ready = iter(())
         self._ahead = None
 
