@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -548,6 +549,49 @@ def test_two_processes_share_the_cache(url: str, local: Path) -> None:
 
 
 # A real S3-compatible server
+
+
+def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None:
+    """The child has the descriptors of all locks that the parent's threads hold just then."""
+    with open_remote(url) as store:
+        entry = store.manifest.segments[0]
+        read, write = os.pipe()
+        with mirror.Mirror(url)._locked(mirror.tokens_name(entry)):
+            child = os.fork()
+            if child == 0:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+        try:
+            with mirror._flock_if_free(store.path / "locks" / f"{SEGMENTS}:{entry.name}.tokens") as descriptor:
+                assert descriptor is not None
+        finally:
+            os.close(write)
+            os.close(read)
+            os.waitpid(child, 0)
+
+
+def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> None:
+    with open_remote(url) as store:
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with store._opening:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=store.read, args=(0, 0, 1))
+        process.start()
+        process.join(60)
+        exit_code = process.exitcode
+        process.kill()
+        over.set()
+        thread.join()
+        assert exit_code == 0
 
 
 @pytest.fixture(scope="module")

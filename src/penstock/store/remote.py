@@ -66,7 +66,7 @@ class RemoteStore(Store):
     def __init__(self, mirror: Mirror, version: int) -> None:
         self._mirror = mirror
         self._kept: dict[int, int] = {}  # segment -> the lock that keeps its file; least recently opened first
-        self._opening = threading.RLock()
+        self._locks: dict[int, threading.RLock] = {}
         self._prefetch: _Prefetch | None = None
         mirror.fetch_manifest(version)
         super().__init__(mirror.path, version)
@@ -75,6 +75,11 @@ class RemoteStore(Store):
     def location(self) -> str:
         """The URL, without the version."""
         return self._mirror.remote.url
+
+    @property
+    def _opening(self) -> threading.RLock:
+        """Of this process: one that is forked may have been so while a thread that didn't come along held the lock."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def segment(self, number: int) -> Segment:
         """A segment, fetched and opened on first use; one that was let go of meanwhile is fetched again."""
