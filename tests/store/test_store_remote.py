@@ -37,6 +37,7 @@ from penstock.errors import (
 )
 from penstock.load import Loader
 from penstock.pack import make_plan
+from penstock.pack.mixture import make_mixture
 from penstock.store import Store, mirror, objects, open_store
 from penstock.store.layout import SEGMENTS
 from penstock.store.objects import ObjectFolder
@@ -549,6 +550,12 @@ def test_two_processes_share_the_cache(url: str, local: Path) -> None:
 
 
 # A real S3-compatible server
+
+
+def test_a_mixture_calls_a_store_by_its_url(url: str) -> None:
+    with open_remote(url) as store:
+        (source,) = make_mixture({"far": store}, seq_len=64).describe()["mix"]
+        assert source["store"] == url
 
 
 def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None:
