@@ -30,6 +30,7 @@ from penstock.load.order import Order
 from penstock.load.state import position_in, saved_state
 from penstock.load.transforms import Transform
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 __all__ = ["Loader"]
 
@@ -115,6 +116,11 @@ class Loader:
     def _new_stream(
         self, plan: Plan, *, seed: int, shuffle: bool, order: Order | None, transforms: Sequence[Transform]
     ) -> Filler:
+        if isinstance(plan, Mixture):
+            raise ConfigError(
+                "a Loader reads one plan, this is a mixture",
+                hint="use MixedLoader of penstock.load.mixed, with the same arguments",
+            )
         return Filler(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
 
     @property
