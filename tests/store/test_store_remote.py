@@ -662,6 +662,33 @@ def test_s3_damage_is_refused_and_mended_by_another_push(bucket: Any, local: Pat
         assert_same(store, local)
 
 
+def test_s3_is_read_by_the_threads_that_ask(bucket: Any, local: Path) -> None:
+    """Others would come back to Python behind the answer, and abort a process that is ending by then."""
+    push(local, "s3://bucket/store")
+    code = """
+        import threading
+        from penstock.store import open_store
+        with open_store("s3://bucket/store") as store:
+            store.document_tokens(0)
+            print([thread.name for thread in threading.enumerate()])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "['MainThread']"
+
+
+def test_a_program_may_end_while_segments_are_fetched(bucket: Any, local: Path) -> None:
+    push(local, "s3://bucket/store")
+    code = """
+        import numpy
+        from penstock.store import open_store
+        store = open_store("s3://bucket/store")
+        store.expect(numpy.arange(store.num_documents))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
 def test_s3_in_a_forked_process_is_refused_not_waited_for(bucket: Any, local: Path) -> None:
     push(local, "s3://bucket/store")
     with open_store("s3://bucket/store") as store:
