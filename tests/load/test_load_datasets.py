@@ -294,6 +294,18 @@ def test_every_state_of_three_passes_goes_on_alike(sample: Samples) -> None:
         assert sorted(of_pass) == list(range(plan.num_rows))
 
 
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_state_behind_a_short_last_batch_is_the_end_of_the_pass(sample: Samples, batched: bool) -> None:
+    plan = small_plan(sample)
+    options: dict[str, Any] = {"passes": 1, "seed": 2, "fields": ["row"], "batched": batched}
+    stream = RowStream(plan, batch_rows=plan.num_rows - 1, **options)
+    again = RowStream(plan, batch_rows=4, **options)
+    again.load_state_dict(stream.state_after(2))
+    again.set_epoch(1)
+    rows = [row for item in again for row in item["row"].reshape(-1).tolist()]
+    assert rows == stream_rows(plan, plan.num_rows, seed=2, start=plan.num_rows)
+
+
 def test_a_state_inside_a_pass_ends_with_that_pass(sample: Samples) -> None:
     plan = small_plan(sample)
     stream = RowStream(plan, batch_rows=3, passes=1, seed=2, fields=["row"])

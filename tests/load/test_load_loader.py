@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -132,6 +134,59 @@ def test_close_leaves_no_thread_and_the_loader_can_go_on(sample: Samples, prefet
         assert batch.position == 3 * num_batches
         assert bool(set(threading.enumerate()) - before) == (prefetch > 0)
     assert set(threading.enumerate()) <= before
+
+
+def test_going_back_again_and_again_keeps_nothing_of_before(sample: Samples) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=20)
+    held = []
+    with Loader(plan, batch_rows=3, seed=1) as loader:
+        state = loader.state_dict()
+        tracemalloc.start()
+        try:
+            for _ in range(6):
+                for _ in range(12):
+                    next(loader)
+                loader.load_state_dict(state)
+                held.append(tracemalloc.get_traced_memory()[0])
+        finally:
+            tracemalloc.stop()
+    assert held[-1] < 1.5 * held[0]
+
+
+def read_forked(loader: Loader, told: Any) -> None:
+    for again in (False, True):
+        try:
+            told.put([next(loader).position for _ in range(100)][-1])
+        except ConfigError as error:
+            told.put((error.message, error.hint))
+        if not again:
+            loader.close()
+
+
+@pytest.mark.parametrize("state", ["new", "reading", "closed"])
+def test_a_forked_process_has_no_threads_to_wait_for(sample: Samples, state: str) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=20)
+    loader = Loader(plan, batch_rows=3, seed=1, prefetch_batches=8)
+    start = 0 if state == "new" else next(loader).position + 3
+    if state == "closed":
+        loader.close()
+    context = multiprocessing.get_context("fork")
+    told = context.SimpleQueue()
+    process = context.Process(target=read_forked, args=(loader, told))
+    process.start()
+    process.join(PATIENCE_SECONDS)
+    is_waiting = process.is_alive()
+    process.kill()
+    assert not is_waiting
+    if state == "reading":
+        for _ in range(2):
+            message, hint = told.get()
+            assert "forked" in message
+            assert "load_state_dict" in hint
+    else:
+        assert [told.get(), told.get()] == [start + 3 * 99, start + 3 * 199]
+    with loader:
+        assert next(loader).position == start
 
 
 def test_loaders_of_one_plan_do_not_disturb_each_other(sample: Samples) -> None:

@@ -350,6 +350,9 @@ def test_impossible_weights_are_refused(sample: Samples) -> None:
                 loader.change_weights(weights)
         with pytest.raises(ConfigError):
             MixedLoader(mixture_of(sample), batch_rows=6, order=object())
+    mixture: Any = mixture_of(sample)
+    with pytest.raises(ConfigError, match="mixture"):
+        Loader(mixture, batch_rows=6)
 
 
 def test_stages_end_before_the_state_grows_too_large(sample: Samples) -> None:

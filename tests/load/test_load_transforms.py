@@ -63,7 +63,9 @@ def parts_of(batch: Batch, row: int, *, boundaries: bool = True) -> list[tuple[i
         begins = (batch.cu_seqlens[first:last] - row * seq_len).tolist()
     else:
         begins = [0, *(place + 1 for place in range(seq_len - 1) if batch.tokens[row, place] == END_ID)]
-    ends = [*begins[1:], seq_len + bool(batch.loss_mask[row, -1])]
+    # Where borders are off, the label behind a last end token is the first token of another document.
+    has_label = batch.loss_mask[row, -1] and (boundaries or batch.tokens[row, seq_len - 1] != END_ID)
+    ends = [*begins[1:], seq_len + bool(has_label)]
     return list(zip(begins, ends, strict=True))
 
 
@@ -119,6 +121,14 @@ def test_fill_in_the_middle_undone_is_the_row(
     assert not (spm_rate == 0 and "parts_suffix_first" in counts)
     assert not (spm_rate == 1 and "parts_prefix_first" in counts)
     assert not (rate == 0 and changed)
+
+
+@pytest.mark.parametrize("seq_len", range(12, 20))
+def test_end_tokens_stay_where_they_are_across_borders_too(code_store: Store, seq_len: int) -> None:
+    plan = make_plan(code_store, seq_len=seq_len, boundaries=False)
+    (before,) = batches_of(plan, [])
+    (after,) = batches_of(plan, [FillInTheMiddle.for_plan(plan, rate=1.0)])
+    np.testing.assert_array_equal(before.tokens == END_ID, after.tokens == END_ID)
 
 
 def test_rates_are_kept(code_store: Store) -> None:

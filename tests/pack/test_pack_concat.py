@@ -128,8 +128,8 @@ def test_a_row_longer_than_the_split_is_one_row(store_of: StoreOf) -> None:
         assert plan.row_range(0) == (0, 7)
 
 
-@pytest.mark.parametrize("row_length", [0, -1, -1024])
-def test_a_row_of_no_tokens_is_refused(store_of: StoreOf, row_length: int) -> None:
+@pytest.mark.parametrize("row_length", [0, -1, -1024, 2**31 - 1, 10**20])
+def test_a_row_of_no_tokens_or_too_many_is_refused(store_of: StoreOf, row_length: int) -> None:
     with store_of([3, 4]) as store, pytest.raises(PlanError, match=str(row_length)):
         plan_concat(store, seq_len=row_length)
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import hashlib
 import http.server
+import multiprocessing
 import os
 import shutil
 import subprocess
@@ -36,6 +37,7 @@ from penstock.errors import (
 )
 from penstock.load import Loader
 from penstock.pack import make_plan
+from penstock.pack.mixture import make_mixture
 from penstock.store import Store, mirror, objects, open_store
 from penstock.store.layout import SEGMENTS
 from penstock.store.objects import ObjectFolder
@@ -550,6 +552,55 @@ def test_two_processes_share_the_cache(url: str, local: Path) -> None:
 # A real S3-compatible server
 
 
+def test_a_mixture_calls_a_store_by_its_url(url: str) -> None:
+    with open_remote(url) as store:
+        (source,) = make_mixture({"far": store}, seq_len=64).describe()["mix"]
+        assert source["store"] == url
+
+
+def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None:
+    """The child has the descriptors of all locks that the parent's threads hold just then."""
+    with open_remote(url) as store:
+        entry = store.manifest.segments[0]
+        read, write = os.pipe()
+        with mirror.Mirror(url)._locked(mirror.tokens_name(entry)):
+            child = os.fork()
+            if child == 0:
+                os.close(write)
+                os.read(read, 1)
+                os._exit(0)
+        try:
+            with mirror._flock_if_free(store.path / "locks" / f"{SEGMENTS}:{entry.name}.tokens") as descriptor:
+                assert descriptor is not None
+        finally:
+            os.close(write)
+            os.close(read)
+            os.waitpid(child, 0)
+
+
+def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> None:
+    with open_remote(url) as store:
+        held, over = threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with store._opening:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=store.read, args=(0, 0, 1))
+        process.start()
+        process.join(60)
+        exit_code = process.exitcode
+        process.kill()
+        over.set()
+        thread.join()
+        assert exit_code == 0
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
     pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
@@ -609,6 +660,33 @@ def test_s3_damage_is_refused_and_mended_by_another_push(bucket: Any, local: Pat
             store.segment(0)
         assert push(local, "s3://bucket/store").files == 1
         assert_same(store, local)
+
+
+def test_s3_is_read_by_the_threads_that_ask(bucket: Any, local: Path) -> None:
+    """Others would come back to Python behind the answer, and abort a process that is ending by then."""
+    push(local, "s3://bucket/store")
+    code = """
+        import threading
+        from penstock.store import open_store
+        with open_store("s3://bucket/store") as store:
+            store.document_tokens(0)
+            print([thread.name for thread in threading.enumerate()])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    found = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "['MainThread']"
+
+
+def test_a_program_may_end_while_segments_are_fetched(bucket: Any, local: Path) -> None:
+    push(local, "s3://bucket/store")
+    code = """
+        import numpy
+        from penstock.store import open_store
+        store = open_store("s3://bucket/store")
+        store.expect(numpy.arange(store.num_documents))
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def test_s3_in_a_forked_process_is_refused_not_waited_for(bucket: Any, local: Path) -> None:

@@ -11,6 +11,7 @@ Memory: the buffers, one more than there are threads, and what is worked out ahe
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 import weakref
@@ -29,6 +30,7 @@ from penstock.load.order import Order
 from penstock.load.state import position_in, saved_state
 from penstock.load.transforms import Transform
 from penstock.pack import Plan
+from penstock.pack.mixture import Mixture
 
 __all__ = ["Loader"]
 
@@ -106,12 +108,19 @@ class Loader:
         stretch = self._filler.stretch_batches(prefetch_batches, num_buffers)
         self._buffers = [self._filler.new_buffer(stretch, allocate) for _ in range(num_buffers)]
         self._producer: _Producer | None = None
+        self._end_producer: weakref.finalize[[], Loader] | None = None
+        self._process: int | None = None  # in which threads fill, or were when it was forked
         self._ready: Iterator[Batch] = iter(())
         self._ahead: _Stretches | None = None
 
     def _new_stream(
         self, plan: Plan, *, seed: int, shuffle: bool, order: Order | None, transforms: Sequence[Transform]
     ) -> Filler:
+        if isinstance(plan, Mixture):
+            raise ConfigError(
+                "a Loader reads one plan, this is a mixture",
+                hint="use MixedLoader of penstock.load.mixed, with the same arguments",
+            )
         return Filler(plan, seed=seed, shuffle=shuffle, order=order, transforms=transforms)
 
     @property
@@ -138,14 +147,26 @@ class Loader:
 
     def __next__(self) -> Batch:
         if len(self._buffers) > 1:
+            if self._process != os.getpid():
+                self._refuse_fork()
             if self._producer is None:
                 self._producer = _Producer(self._filler, self._buffers, self.position)
-                weakref.finalize(self, self._producer.stop)  # a loader that is dropped takes its threads along
+                # A loader that is dropped takes its threads along.
+                self._end_producer = weakref.finalize(self, self._producer.stop)
             batch = self._producer.next_batch()
         else:
             batch = self._filled_on_demand()
         self.position += self.batch_rows
         return batch
+
+    def _refuse_fork(self) -> None:
+        """A fork takes none of the threads along, but whatever they had locked."""
+        if self._process is not None:
+            raise ConfigError(
+                "this loader was reading in the process from which this one was forked",
+                hint="make a loader in the process that reads it, with `load_state_dict` of this one's state",
+            )
+        self._process = os.getpid()
 
     def _filled_on_demand(self) -> Batch:
         batch = next(self._ready, None)
@@ -162,9 +183,11 @@ class Loader:
         return next(self._ready)
 
     def _stop(self) -> None:
-        if self._producer is not None:
-            self._producer.stop()
-            self._producer = None
+        if self._producer is not None and self._end_producer is not None:
+            self._end_producer()  # and holds it no longer, with what it had worked out
+            self._producer = self._end_producer = None
+            if self._process == os.getpid():
+                self._process = None
         self._ready = iter(())
         self._ahead = None
 

@@ -241,8 +241,10 @@ class RowStream(_Travelling, torch_data.IterableDataset[Item]):
         return state_at(self._filler, self.position)
 
     def state_after(self, batches: int) -> dict[str, Any]:
-        """The state after that many whole global batches of an iteration, however they were shared and cut."""
-        return state_at(self._filler, self.position + batches * self._places["batch_rows"])
+        """The state after that many global batches of an iteration, however they were shared and cut; the last batch of
+        a stream that ends may be short."""
+        position, end = self.position + batches * self._places["batch_rows"], self.share().end
+        return state_at(self._filler, position if end is None else min(position, end))
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration begins there.

@@ -198,8 +198,9 @@ class FillInTheMiddle:
     def _change(
         self, tokens: npt.NDArray[Any], mask: npt.NDArray[np.bool_], begin: int, end: int, drawn: npt.NDArray[Any]
     ) -> None:
-        """Rearranges the document part at [begin, end) of a row; the row's last label belongs to the last part."""
-        if end == len(mask) and mask[end - 1]:
+        """Rearranges the document part at [begin, end) of a row; the row's last label belongs to the last part, unless
+        that ends before it and the label is the first token of another document."""
+        if end == len(mask) and mask[end - 1] and tokens[end - 1] != self.end_id:
             end += 1
         if not mask[begin : end - 1].all():
             self.counts.add("parts_without_loss_kept")

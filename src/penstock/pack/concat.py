@@ -19,8 +19,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PlanError
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_length, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["ConcatPlan", "plan_concat"]
@@ -121,8 +120,7 @@ def plan_concat(
     Raises:
         PlanError: the length is impossible or the split is too small to make a row.
     """
-    if seq_len < 1:
-        raise PlanError(f"a row of {seq_len} tokens is impossible", hint="--seq-len must be 1 or more")
+    refuse_length(seq_len)
     documents = store.kept_documents(split) if documents is None else documents
     lengths = store.arrays["length"][documents].astype(np.int64)
     document_starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -188,7 +188,7 @@ class Mixture:
         sources = [
             {
                 "name": source.name,
-                "store": str(source.plan.store.path),
+                "store": source.plan.store.location,
                 "version": source.plan.store.version,
                 "documents": len(source.plan.documents),
                 "tokens": source.plan.num_tokens,

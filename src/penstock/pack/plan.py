@@ -24,9 +24,11 @@ from penstock.errors import PlanError
 from penstock.hashing import digest_of
 from penstock.store import Store
 
-__all__ = ["Integers", "Plan", "Spans", "Stretches", "WholeRows", "ranges", "refuse_too_few"]
+__all__ = ["Integers", "Plan", "Spans", "Stretches", "WholeRows", "ranges", "refuse_length", "refuse_too_few"]
 
 Integers = npt.NDArray[np.int64]
+
+LONGEST_ROW = 2**31 - 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,12 @@ def ranges(first: Integers, counts: Integers) -> tuple[Integers, Integers]:
     owner = np.repeat(np.arange(len(counts)), counts)
     numbers = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts - first, counts)
     return owner, numbers
+
+
+def refuse_length(seq_len: int) -> None:
+    """Raises `PlanError` for a row length that isn't one, or whose places don't fit 31 bits."""
+    if not 1 <= seq_len <= LONGEST_ROW:
+        raise PlanError(f"a row of {seq_len} tokens is impossible", hint=f"--seq-len must be from 1 to {LONGEST_ROW}")
 
 
 def refuse_too_few(num_tokens: int, *, split: str) -> None:

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import PlanError
 from penstock.pack.best_fit import best_fit_decreasing
-from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_too_few
+from penstock.pack.plan import Integers, Plan, Spans, Stretches, WholeRows, ranges, refuse_length, refuse_too_few
 from penstock.store import Store
 
 __all__ = ["SpanArrays", "SpanPlan", "plan_spans", "span_arrays", "span_problem"]
@@ -33,7 +32,6 @@ SpanArrays = dict[str, npt.NDArray[Any]]
 """The arrays of the module's docstring by name."""
 
 SPAN_TYPES = {"row_spans": "<i8", "span_documents": "<i4", "span_firsts": "<u4", "span_lengths": "<i4"}
-LONGEST_ROW = 2**31 - 2
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,8 +171,7 @@ def plan_spans(
     Raises:
         PlanError: the row length is impossible or there is nothing to make rows of.
     """
-    if not 1 <= seq_len <= LONGEST_ROW:
-        raise PlanError(f"a row of {seq_len} tokens is impossible", hint=f"--seq-len must be from 1 to {LONGEST_ROW}")
+    refuse_length(seq_len)
     documents = store.kept_documents(split) if documents is None else documents
     lengths = store.arrays["length"][documents].astype(np.int64)
     num_tokens = int(lengths.sum())

@@ -321,6 +321,9 @@ def _lock_file(path: Path) -> Iterator[int]:
     try:
         yield descriptor
     finally:
+        # A process forked meanwhile has the descriptor too: closing ours alone would leave the lock with it, who would
+        # then wait for itself.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 

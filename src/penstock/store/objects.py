@@ -1,10 +1,11 @@
-"""A folder of objects behind a URL, through fsspec: what is there, how large, its bytes, putting one there.
+"""A folder of objects behind a URL: what is there, how large, its bytes, putting one there.
 
 In: `s3://bucket/store` and the like. Out: names with sizes, and chunks of bytes. Nothing here believes what arrives:
 callers compare it with checksums. A request that fails for a reason that may pass (a timeout, a reset connection) is
 made again with growing pauses; what is missing or forbidden is said at once. Memory: one chunk a transfer.
 
-s3, gs and az go through obstore where it is installed, else through fsspec's own packages (s3fs, gcsfs, adlfs).
+s3, gs and az go through obstore where it is installed; else, and everything else, through fsspec and its packages
+(s3fs, gcsfs, adlfs).
 """
 
 from __future__ import annotations
@@ -188,19 +189,6 @@ class ObjectFolder:
         return self._asked(lambda: self._created(name, data), name)
 
     def _created(self, name: str, data: bytes) -> bool:
-        if _has_obstore() and self._protocol in _OBJECT_STORES:
-            import obstore
-            from obstore.exceptions import AlreadyExistsError
-
-            bucket, _, path = self._path(name).partition("://")[2].partition("/")
-            store = obstore.store.from_url(
-                f"{_OBJECT_STORES[self._protocol]}://{bucket}", **self._object_store_options()
-            )
-            try:
-                obstore.put(store, path, data, mode="create")
-            except AlreadyExistsError:
-                return False
-            return True
         try:
             self._files().pipe_file(self._path(name), data, mode="create")
         except FileExistsError:
@@ -221,14 +209,11 @@ class ObjectFolder:
         return self._opened[1]
 
     def _new_files(self) -> Any:
+        if self._protocol in _OBJECT_STORES and _has_obstore():
+            bucket = self.url.partition("://")[2].partition("/")[0]
+            return _Bucket(f"{_OBJECT_STORES[self._protocol]}://{bucket}", self._object_store_options())
         import fsspec
 
-        if self._protocol in _OBJECT_STORES and _has_obstore():
-            from obstore.fsspec import FsspecStore
-
-            protocol = _OBJECT_STORES[self._protocol]
-            self._root = f"{protocol}://{self.url.partition('://')[2]}"
-            return FsspecStore(protocol, skip_instance_cache=True, **self._object_store_options())
         try:
             return fsspec.filesystem(self._protocol, skip_instance_cache=self._protocol != "memory")
         except ImportError as error:
@@ -306,6 +291,64 @@ class ObjectFolder:
         return StoreError(
             f"{self.url}: there is no such bucket", hint="check its name, or make it; penstock doesn't make buckets"
         )
+
+
+class _Bucket:
+    """What is asked of a file system here, by obstore's own calls.
+
+    Behind its fsspec interface, threads of obstore's come back to Python once more after they have answered; where
+    Python is ending by then, the process aborts. So did one of fifteen short commands on two busy cores.
+    """
+
+    def __init__(self, url: str, options: dict[str, Any]) -> None:
+        import obstore.store
+
+        self._store = obstore.store.from_url(url, **options)
+
+    def invalidate_cache(self) -> None:
+        """Nothing is cached."""
+
+    def ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
+        """Name and size of the objects in a folder."""
+        import obstore
+
+        objects = obstore.list_with_delimiter(self._store, _key(path))["objects"]
+        return [{"name": found["path"], "size": found["size"]} for found in objects]
+
+    def info(self, path: str, *, refresh: bool) -> dict[str, Any]:
+        """Size and entity tag of an object."""
+        import obstore
+
+        found = obstore.head(self._store, _key(path))
+        return {"size": found["size"], "e_tag": found["e_tag"]}
+
+    def cat_file(self, path: str, *, start: int, end: int) -> bytes:
+        """Some bytes of an object."""
+        import obstore
+
+        found: bytes = obstore.get_range(self._store, _key(path), start=start, end=end).to_bytes()
+        return found
+
+    def put_file(self, file: str, path: str) -> None:
+        """Makes a file the content of an object."""
+        import obstore
+
+        obstore.put(self._store, _key(path), Path(file))
+
+    def pipe_file(self, path: str, data: bytes, *, mode: str) -> None:
+        """Makes an object unless there is one."""
+        import obstore
+        from obstore.exceptions import AlreadyExistsError
+
+        try:
+            obstore.put(self._store, _key(path), data, mode=mode)
+        except AlreadyExistsError as error:
+            raise FileExistsError(path) from error
+
+
+def _key(path: str) -> str:
+    """An object's name in its bucket."""
+    return path.partition("://")[2].partition("/")[2]
 
 
 class _MayPassError(Exception):

@@ -10,6 +10,7 @@ is fetched anew.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import os
@@ -33,6 +34,7 @@ from penstock.store.verification import Entry, Examination, Problem, Verificatio
 __all__ = ["RemoteStore", "examine_remote", "open_remote"]
 
 PREFETCH_THREADS = 4
+SECONDS_AT_EXIT = 5.0
 
 
 def open_remote(url: str, *, version: int | None = None, cache_bytes: int | None = None) -> RemoteStore:
@@ -66,7 +68,7 @@ class RemoteStore(Store):
     def __init__(self, mirror: Mirror, version: int) -> None:
         self._mirror = mirror
         self._kept: dict[int, int] = {}  # segment -> the lock that keeps its file; least recently opened first
-        self._opening = threading.RLock()
+        self._locks: dict[int, threading.RLock] = {}
         self._prefetch: _Prefetch | None = None
         mirror.fetch_manifest(version)
         super().__init__(mirror.path, version)
@@ -75,6 +77,11 @@ class RemoteStore(Store):
     def location(self) -> str:
         """The URL, without the version."""
         return self._mirror.remote.url
+
+    @property
+    def _opening(self) -> threading.RLock:
+        """Of this process: one that is forked may have been so while a thread that didn't come along held the lock."""
+        return self._locks.setdefault(os.getpid(), threading.RLock())
 
     def segment(self, number: int) -> Segment:
         """A segment, fetched and opened on first use; one that was let go of meanwhile is fetched again."""
@@ -190,11 +197,13 @@ class _Prefetch:
         self._wanted: queue.SimpleQueue[Any] = queue.SimpleQueue()
         for entry in wanted:
             self._wanted.put(entry)
-        # Daemons: a program that ends doesn't wait for what it won't read.
+        # Daemons: a program that ends waits only for the chunks on their way. A thread that comes back from obstore
+        # while Python is ending would abort the process.
         self._threads = [
             threading.Thread(target=self._run, args=(mirror,), name=f"penstock-fetch-{number}", daemon=True)
             for number in range(min(PREFETCH_THREADS, len(wanted)))
         ]
+        atexit.register(self.stop, SECONDS_AT_EXIT)
         for thread in self._threads:
             thread.start()
 
@@ -205,11 +214,12 @@ class _Prefetch:
                 if not mirror.prefetch_segment(self._wanted.get_nowait(), is_cancelled=self._stopped.is_set):
                     self._is_full.set()
 
-    def stop(self) -> None:
-        """Ends the threads at their next chunk, and waits for that."""
+    def stop(self, seconds: float | None = None) -> None:
+        """Ends the threads at their next chunk, and waits for that; at most so long for each."""
+        atexit.unregister(self.stop)
         self._stopped.set()
         for thread in self._threads:
-            thread.join()
+            thread.join(seconds)
 
     def wait(self) -> None:
         """Waits until what there is room for has come."""
