@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import ConfigError, InputError
-from penstock.report.comparison import Comparison, Rescored, Score, Side, compare_runs
+from penstock.report.comparison import Comparison, HeldOut, Rescored, Score, Side, compare_runs
 from penstock.report.comparison_page import render_comparison_page
 from penstock.report.comparison_text import setting_rows, speed_rows, spread_sentence, verdict_line
 from penstock.report.speed import account_of, gpu_activity, speed_of, steady_steps
@@ -143,6 +144,15 @@ def test_other_rows_are_scored_again(compared):
     page = render_comparison_page(found)
     assert "scored again on 12 documents" in page
     assert "losses per token don&#x27;t compare" in page
+
+
+def test_what_two_runs_were_scored_on_differs_in_words():
+    one = HeldOut(
+        digest="ab" * 32, split="val", seq_len=64, pack="concat", overlap=0, overlap_loss=False, boundaries=True,
+        rows=None, tokens=512.0,
+    )  # fmt: skip
+    another = replace(one, boundaries=False, rows=8, tokens=164.0)
+    assert one.differences(another) == ["boundaries True and False", "rows all and 8", "tokens 512 and 164"]
 
 
 def without(records: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:

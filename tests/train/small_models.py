@@ -26,6 +26,8 @@ def _config_of(kind: str) -> Any:
     if kind == "gpt2":
         sizes = {"vocab_size": 384, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
         return transformers.GPT2Config(**sizes, bos_token_id=None, eos_token_id=None)
+    if kind == "falcon":  # its attention can't be replaced
+        return transformers.FalconConfig(vocab_size=384, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
     if kind == "granite":  # scales its scores by another number than 1/sqrt(8)
         return transformers.GraniteConfig(**SIZES, attention_multiplier=0.5)
     if kind == "mistral":

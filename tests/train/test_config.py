@@ -43,6 +43,17 @@ def test_an_unknown_key_names_the_nearest(override: str, nearest: str) -> None:
     assert caught.value.hint.removeprefix("known settings: ").split(", ")[0] == nearest
 
 
+def test_a_file_is_blamed_for_what_it_says_alone(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text("steps: 3\nmodel: {preset: tiny, adapter: {rank: 0}}\n")
+    with pytest.raises(ConfigError, match=r"'stepss'$"):
+        load_config(config, ["stepss=3"])
+    with pytest.raises(ConfigError, match=r"model\.adapter\.alpha is 'x':"):
+        load_config(config, ["model.adapter.rank=4", "model.adapter.alpha=x"])
+    with pytest.raises(ConfigError, match=r"model\.adapter\.rank is 0 in .*config\.yaml"):
+        load_config(config, ["model.adapter.alpha=8"])
+
+
 @pytest.mark.parametrize(
     ("override", "meant"), [("preset=tiny", "model.preset"), ("model.rank=8", "model.adapter.rank")]
 )

@@ -52,8 +52,10 @@ def test_documents_by_borders_say_the_same_as_by_mask(
         assert torch.equal(model(IDS, DOCUMENTS), expected)
 
 
-@pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba"])
-def test_windows_caps_and_recurrence_keep_to_the_other_kernels(kind: str, saved_model: SavedModel) -> None:
+@pytest.mark.parametrize("kind", ["mistral", "gemma2", "mamba", "falcon"])
+def test_windows_caps_recurrence_and_code_of_its_own_keep_to_the_other_kernels(
+    kind: str, saved_model: SavedModel
+) -> None:
     model = load_pretrained(str(saved_model(kind)), dtype=torch.float32)
     assert not can_take_borders(model.causal)
     assert not set(BORDER_KERNELS) & set(model.attention_kernels)

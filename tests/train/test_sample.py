@@ -2,9 +2,12 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
+import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from penstock.train import Decoder, ModelConfig, build_model
+from penstock.train.compiling import compiled
 from penstock.train.sample import sampled_ids
 
 SHAPE = ModelConfig(num_layers=1, num_heads=2, hidden_size=16, feed_forward_size=16).shape(vocab_size=65, seq_len=8)
@@ -48,3 +51,13 @@ def test_an_end_token_ends_it() -> None:
     ids = sampled(model)
     end_id = ids[5]
     assert sampled(model, end_id=end_id) == ids[: ids.index(end_id)]
+
+
+@pytest.mark.parametrize("way", ["blocks", "whole"])
+def test_a_compiled_model_compiles_nothing_for_a_sample(way: str) -> None:
+    model = build_model(SHAPE, seed=1)
+    eagerly = sampled(model, length=4)
+    counters.clear()
+    with compiled(model, way):
+        assert sampled(model, length=4) == eagerly
+    assert counters["frames"]["total"] == 0

@@ -19,6 +19,7 @@ import torch
 
 from penstock.errors import DiskError, TrainingError
 from penstock.hashing import canonical_json
+from penstock.report import build_manifest
 from penstock.runlog import read_records
 from penstock.train import find_latest
 from penstock.train.checkpoint import checkpoint_folders, host_copies, save_checkpoint
@@ -207,6 +208,9 @@ def test_out_of_memory_repeats_the_step_in_smaller_pieces(
     assert positions[0] == positions[1]
     said = [message for message in events(tmp_path / "short") if "out of memory" in message]
     assert [("with 4 rows" in message, "with 2 rows" in message) for message in said] == [(True, False), (False, True)]
+    # What the manifest and the page say is what was used.
+    sizes = build_manifest(read_records(tmp_path / "short"))["training_parameters"]
+    assert (sizes["batch_size"], sizes["gradient_accumulation_steps"]) == (1, 4)
 
 
 def test_memory_that_runs_out_later_costs_nothing_and_a_resume_knows(
@@ -231,7 +235,7 @@ def test_memory_that_runs_out_later_costs_nothing_and_a_resume_knows(
     # From then on sums have four pieces in place of two: equal but for the rounding of float32.
     assert list(short.values()) == pytest.approx(list(whole.values()), abs=1e-5)
     choices = [record for record in read_records(tmp_path / "short") if record.get("name") == "micro_batch_rows"]
-    assert [record["value"] for record in choices] == [2, 1]
+    assert [record["value"] for record in choices] == [2, 1, 1]  # as chosen, as used from step 4 on, as resumed with
 
 
 def test_one_row_that_is_too_much_ends_the_run_with_a_hint(

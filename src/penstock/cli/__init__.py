@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from penstock.errors import (
@@ -58,7 +59,19 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _raise_signalled)
-    sys.exit(_run([word for word in arguments if word != "--debug"], debug=debug))
+    code = _run([word for word in arguments if word != "--debug"], debug=debug)
+    if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
+        _leave_before_threads(code)
+    sys.exit(code)
+
+
+def _leave_before_threads(code: int) -> NoReturn:
+    """Ends one of several processes that train. Python isn't taken down: gloo's threads still give back tensors then,
+    which now and then aborted a process that had done its work."""
+    with suppress(OSError):  # a reader that went away
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
 
 
 def _raise_signalled(number: int, frame: Any) -> None:

@@ -77,6 +77,8 @@ class HeldOut:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.15g}"
     return value[:12] if isinstance(value, str) else "all" if value is None else str(value)
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -301,7 +301,7 @@ def load_adapted(path: Path | None = None, overrides: Sequence[str] = ()) -> tup
     try:
         return TrainConfig.model_validate(settings), adaptation
     except ValidationError as error:
-        raise _as_config_error(error, where=f" in {path}" if path else "") from error
+        raise _as_config_error(error, path=path, over=over) from error
 
 
 def _adapted_settings(path: Path, over: dict[str, Any]) -> tuple[dict[str, Any], Adaptation | None]:
@@ -370,10 +370,11 @@ def _lay_over(settings: dict[str, Any], override: str) -> None:
     level[last] = value
 
 
-def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
+def _as_config_error(error: ValidationError, *, path: Path | None, over: Mapping[str, Any]) -> ConfigError:
     """The first problem in our words; unknown keys come first, as they explain the others."""
     problems = sorted(error.errors(), key=lambda problem: problem["type"] != "extra_forbidden")
     first = problems[0]
+    where = "" if path is None or _is_laid_over(first["loc"], over) else f" in {path}"
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         known = _known_beside(first["loc"])
@@ -385,6 +386,17 @@ def _as_config_error(error: ValidationError, *, where: str) -> ConfigError:
     more = f" ({len(problems) - 1} more settings are wrong too)" if len(problems) > 1 else ""
     message = f"{key} is {first['input']!r}{where}: {first['msg']}{more}"
     return ConfigError(message, hint=f"set {key} to such a value, or leave it out for the default")
+
+
+def _is_laid_over(location: tuple[int | str, ...], over: Any) -> bool:
+    """Whether an override gave what stands there, and not the file."""
+    for part in location:
+        if not isinstance(over, dict):
+            return True
+        if part not in over:
+            return False
+        over = over[part]
+    return True
 
 
 def _known_beside(location: tuple[int | str, ...]) -> list[str]:

@@ -90,11 +90,10 @@ def _take_smaller_pieces(run: Run, batch: TorchBatch, reason: str) -> None:
     if choices is None:
         raise _too_large(run, reason, rows=rows)
     run.choices, smaller = choices, choices.micro_batch_rows
-    run.tell(
-        "event",
-        message=f"out of memory with {rows} rows at a time: the same step again with {smaller}, "
-        f"in {-(-len(batch) // smaller)} pieces ({reason})",
-    )
+    pieces, why = -(-len(batch) // smaller), f"out of memory with {rows} rows at a time"
+    run.tell("event", message=f"{why}: the same step again with {smaller}, in {pieces} pieces ({reason})")
+    for name, value in (("micro_batch_rows", smaller), ("gradient_accumulation_steps", pieces)):
+        run.log.append("choice", name=name, value=value, reason=why)
 
 
 def _too_large(run: Run, reason: str, *, rows: int) -> TrainingError:

@@ -46,7 +46,9 @@ def can_take_borders(causal: Any) -> bool:
     is_plain = getattr(config, "attn_logit_softcapping", None) is None and not (
         any(kind != "full_attention" for kind in windows) or getattr(config, "sliding_window", None)
     )
-    return bool(getattr(causal, "_supports_flash_attn", False)) and is_plain
+    # Some older classes have code of their own for each kernel: transformers leaves them at what they have.
+    can_be_set = getattr(causal, "_can_set_attn_implementation", lambda: True)()
+    return bool(getattr(causal, "_supports_flash_attn", False)) and bool(can_be_set) and is_plain
 
 
 @cache

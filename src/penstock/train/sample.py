@@ -3,7 +3,7 @@
 In: a model, prompt ids, a seed. Out: new ids. Temperature 0 takes the likeliest token each time; above 0 it draws with
 a generator of its own, so the global random state, and with it the run, stays as it was. Padding ids of the vocabulary
 are never drawn. Each token costs a forward pass over the last `max_positions` tokens: there is no key/value cache,
-as samples are short and models fresh.
+as samples are short and models fresh. Nothing is compiled, since each length would be compiled by itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ def sampled_ids(
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)  # on the CPU, so that every device draws the same numbers
     ids = list(prompt_ids)
-    with evaluation_mode(model):
+    # After eight lengths torch would compile no other shape for this run either, not even that of a halved micro-batch.
+    with evaluation_mode(model), torch.compiler.set_stance("force_eager"):
         for _ in range(num_tokens):
             context = torch.tensor([ids[-model.max_positions :]], device=device)
             with autocast():
