@@ -56,9 +56,13 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _raise_signalled)
-    sys.exit(_run([word for word in arguments if word != "--debug"], debug=debug))
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _raise_signalled)
+        status = _run([word for word in arguments if word != "--debug"], debug=debug)
+    except _Signalled as error:  # wherever it was met: imports take a third of a second
+        status = _interrupted(error.number)
+    sys.exit(status)
 
 
 def _raise_signalled(number: int, frame: Any) -> None:
@@ -103,8 +107,6 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         context = getattr(error, "ctx", None)
         _print_error(error.format_message(), f"see `{context.command_path if context else 'penstock'} --help`")
         return 2
-    except _Signalled as error:
-        return _interrupted(error.number)
     except BrokenPipeError:
         # The reader of our output went away (`penstock … | head`): end quietly, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
