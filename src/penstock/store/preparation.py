@@ -66,7 +66,7 @@ from penstock.store.layout import (
 )
 from penstock.store.memory import SourceMemory
 from penstock.store.near import NEAR_THRESHOLD
-from penstock.store.reader import Store, list_versions, open_store
+from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store
 from penstock.store.space import Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
 from penstock.store.unit_work import Counts, UnitWork
@@ -202,6 +202,7 @@ def estimate_store(
 ) -> Estimate:
     """What `prepare` would take, from a sample; writes nothing."""
     options = options or PrepareOptions()
+    _refuse_foreign_folder(out)
     tokenizer = tokenizer or _default_tokenizer(out, sources, options)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
     return estimate(sources, out, tokenizer=tokenizer, cleaning=cleaning, unit_bytes=options.unit_bytes)
@@ -602,6 +603,8 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
 def _refuse_foreign_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise NotAStoreError(f"output {str(out)!r} is a file, not a store", hint="choose another --out")
+    if is_a_version(out):  # a store of that name would stand for it from then on
+        raise no_store(out)
     if not out.is_dir() or list_versions(out):
         return
     # Before its first commit a store holds these and nothing else; a `manifests` folder alone proves nothing.
