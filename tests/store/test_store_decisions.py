@@ -12,7 +12,8 @@ import pytest
 from penstock.errors import ConfigError, DiskError
 from penstock.sources import Document
 from penstock.store import estimate_store, open_store, verify
-from penstock.store.decisions import TimeSplit, times_of
+from penstock.store.blocklist import Blocklist
+from penstock.store.decisions import Decisions, TimeSplit, times_of
 from penstock.store.promises import broken_promises, read_document_columns
 from penstock.store.space import INDEX_BYTES_PER_DOCUMENT, SpaceGuard
 
@@ -70,6 +71,7 @@ class TestTime:
             {"split_at": "test=2025-01-10,val=2025-01-11"},
             {"split_at": "val=2025-01-11,test=2025-01-10"},
             {"split_at": "val=soon,test=later"},
+            {"split_at": "val=1e30,test=1e31"},
         ],
     )
     def test_cuts_that_are_none(self, scratch, changes):
@@ -85,13 +87,32 @@ class TestTime:
             '{"time":"2025-01-01"}',
             '{"time":1735689600}',
             '{"time":1735689600000}',
+            '{"time":"1735689600000000"}',
+            '{"time":1735689600000000000}',
             "",
             '{"time":true}',
+            '{"time":[1]}',
             '{"a":1}',
         ]
         found = times_of(facts, "time")
-        assert found[:3].tolist() == [1735689600.0] * 3
-        assert np.isnan(found[3:]).all()
+        assert found[:5].tolist() == [1735689600.0] * 5
+        assert np.isnan(found[5:]).all()
+
+    @pytest.mark.parametrize(
+        "value", ["1" + "0" * 400, "1e30", "-9e10", '"0001-01-01T00:00:00+14:00"', '"9999-12-31T23:59:59-12:00"']
+    )
+    def test_what_no_calendar_has_is_no_time(self, value):
+        assert np.isnan(times_of([f'{{"time":{value}}}'], "time")).all()
+
+    @pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31T23:59:59", 1_735_689_600_000_000_000])
+    def test_cuts_at_the_ends_of_the_calendar_are_recorded_and_read_back(self, time):
+        times = times_of([json.dumps({"time": time})] * 4, "time")
+        drawn = TimeSplit(fact="time").drawn(times, np.ones(4), {"a": 0.5, "b": 0.5})
+        recorded = Decisions.from_recorded(
+            {"split": [["a", "0.5"], ["b", "0.5"]], "seed": 0, "dedup": "off", "split_by_time": drawn.options()},
+            blocklist=Blocklist([]),
+        )
+        assert recorded.time == drawn
 
     def test_a_name_beyond_ascii_is_found_however_it_is_written(self):
         facts = ['{"Größe":1700000000}', '{"Gr\\u00f6\\u00dfe":5}', '{"x":1}']
