@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DiskError
-from penstock.sources import Document
+from penstock.sources import Document, sources_from_inputs
 from penstock.store import estimate_store, open_store, verify
 from penstock.store.blocklist import Blocklist
 from penstock.store.decisions import Decisions, TimeSplit, times_of
 from penstock.store.promises import broken_promises, read_document_columns
-from penstock.store.space import INDEX_BYTES_PER_DOCUMENT, SpaceGuard
+from penstock.store.space import SpaceGuard
 
 from .samples import BYTES, OPTIONS, MemorySource, build, document, files
 
@@ -226,11 +227,28 @@ class TestSpace:
         assert result.committed
         assert verify(scratch / "store") == []
 
-    def test_an_estimate_is_near_the_truth(self, scratch, corpus):
-        estimated = estimate_store([files(corpus)], scratch / "store", tokenizer=BYTES, options=OPTIONS)
-        result = build(scratch / "store", files(corpus))
-        assert (estimated.documents, estimated.fits) == (11, True)
-        tokens = sum(entry.tokens for entry in result.manifest.segments)
-        assert estimated.tokens == tokens
-        copied = len(BYTES.spec.source_json)
-        assert estimated.store_bytes == 2 * tokens + 11 * INDEX_BYTES_PER_DOCUMENT + copied
+    @pytest.mark.parametrize("dedup", ["exact", "near"])
+    @pytest.mark.parametrize("kind", ["files", "short rows", "rows with facts"])
+    def test_an_estimate_is_near_the_truth(self, scratch, kind, dedup):
+        """Within a fifth of what then lies on the disk, also where most of that isn't tokens."""
+        chance = random.Random(3)
+        inputs = scratch / "corpus"
+        if kind == "files":
+            inputs.mkdir()
+            for number in range(200):
+                (inputs / f"{number}.py").write_text("\n".join(code(number, lines=9)))
+        else:
+            inputs = scratch / "corpus.jsonl"
+            rows = [{"text": f"Row {number}."} for number in range(2000)]
+            if kind == "rows with facts":
+                rows = [{**row, "url": f"https://example.org/{chance.random()}"} for row in rows]
+            inputs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = sources_from_inputs([f"corpus={inputs}"])[0]
+        changes: dict[str, Any] = {"dedup": dedup, "block": ("corpus/1*.py",), "unit_bytes": 50_000}
+        options = dataclasses.replace(OPTIONS, **changes)
+        estimated = estimate_store([source], scratch / "store", tokenizer=BYTES, options=options)
+        manifest = build(scratch / "store", source, **changes).manifest
+        assert (estimated.documents, estimated.fits) == (manifest.num_documents, True)
+        assert estimated.tokens == sum(entry.tokens for entry in manifest.segments)
+        on_disk = sum(path.stat().st_size for path in (scratch / "store").rglob("*") if path.is_file())
+        assert estimated.store_bytes == pytest.approx(on_disk, rel=0.2)

@@ -67,7 +67,7 @@ from penstock.store.layout import (
 from penstock.store.memory import SourceMemory
 from penstock.store.near import NEAR_THRESHOLD
 from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store
-from penstock.store.space import Estimate, SpaceGuard, estimate
+from penstock.store.space import SIGNATURE_BYTES, Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
 from penstock.store.unit_work import Counts, UnitWork
 from penstock.store.writer import (
@@ -205,7 +205,15 @@ def estimate_store(
     _refuse_foreign_folder(out)
     tokenizer = tokenizer or _default_tokenizer(out, sources, options)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
-    return estimate(sources, out, tokenizer=tokenizer, cleaning=cleaning, unit_bytes=options.unit_bytes)
+    return estimate(
+        sources,
+        out,
+        tokenizer=tokenizer,
+        cleaning=cleaning,
+        blocklist=Blocklist(options.block),
+        signed=options.dedup == "near",
+        unit_bytes=options.unit_bytes,
+    )
 
 
 def _cleaning_of(source: Source, options: PrepareOptions) -> Cleaning:
@@ -376,6 +384,7 @@ class _Job:
         walked: list[Unit] = []
         sizes = {"walked": 0, "done": 0}
         guard, walk_is_over = SpaceGuard(self._out), False
+        signature_bytes = 0 if self._decisions.near_threshold is None else SIGNATURE_BYTES
 
         def unfinished() -> Generator[Unit]:
             nonlocal walk_is_over
@@ -407,10 +416,11 @@ class _Job:
                     yield progress(walked[number], finished[number])
                     number += 1
                 record = self._work.record(unit)
+                rows = record.documents.num_rows
                 guard.done(
                     input_bytes=unit.input_bytes,
-                    written_bytes=sum(entry.bytes for entry in record.segments),
-                    documents=record.documents.num_rows,
+                    written_bytes=sum(entry.bytes for entry in record.segments) + signature_bytes * rows,
+                    documents=rows,
                     left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
                 )
                 yield progress(unit, record)
