@@ -11,7 +11,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from penstock.errors import (
     ConfigError,
@@ -45,23 +45,36 @@ class _Signalled(BaseException):
     """SIGINT or SIGTERM as an exception, so that locks and temporary files are cleaned up on the way out.
 
     Not KeyboardInterrupt: the parser would swallow that one without a word about how to go on.
+
+    Attributes:
+        met: the signal that came, whatever became of its exception.
     """
+
+    met: ClassVar[int | None] = None
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.number = number
+
+    @classmethod
+    def number_met(cls) -> int | None:
+        """The same, for those who have set it a moment ago."""
+        return cls.met
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
+    _Signalled.met = None
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _raise_signalled)
         status = _run([word for word in arguments if word != "--debug"], debug=debug)
-    except _Signalled as error:  # wherever it was met: imports take a third of a second
-        status = _interrupted(error.number)
+    except BaseException:
+        # Imports take a third of a second, and those of C make an ImportError or a SyntaxError of any exception.
+        if (number_met := _Signalled.number_met()) is None:
+            raise
+        status = _interrupted(number_met)
     sys.exit(status)
 
 
@@ -69,6 +82,7 @@ def _raise_signalled(number: int, frame: Any) -> None:
     """The first signal cleans up. A second one ends the process at once, and so does time: an exception raised inside
     a destructor is lost, and a clean-up may hang on a dead disk. Being killed is safe, so that is too."""
     first = time.monotonic()
+    _Signalled.met = number
 
     def again(another: int, frame: Any) -> None:
         if another == signal.SIGALRM or time.monotonic() - first > SECONDS_OF_AN_ECHO:
