@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import ConfigError, DiskError
 from penstock.sources import Document, sources_from_inputs
-from penstock.store import estimate_store, open_store, verify
+from penstock.store import estimate_store, open_store, remove, verify
 from penstock.store.blocklist import Blocklist
 from penstock.store.decisions import Decisions, TimeSplit, times_of
 from penstock.store.promises import broken_promises, read_document_columns
@@ -252,3 +252,10 @@ class TestSpace:
         assert estimated.tokens == sum(entry.tokens for entry in manifest.segments)
         on_disk = sum(path.stat().st_size for path in (scratch / "store").rglob("*") if path.is_file())
         assert estimated.store_bytes == pytest.approx(on_disk, rel=0.2)
+
+    def test_an_estimate_leaves_out_what_was_removed(self, scratch, corpus):
+        found = build(scratch / "store", files(corpus)).manifest.num_documents
+        removed = remove(scratch / "store", ["part1/"]).documents
+        assert 0 < removed < found
+        estimated = estimate_store([files(corpus)], scratch / "store", tokenizer=BYTES, options=OPTIONS)
+        assert estimated.documents == found - removed

@@ -204,13 +204,14 @@ def estimate_store(
     options = options or PrepareOptions()
     _refuse_foreign_folder(out)
     tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+    rules = recorded_rules(open_store(out) if list_versions(out) else None)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
     return estimate(
         sources,
         out,
         tokenizer=tokenizer,
         cleaning=cleaning,
-        blocklist=Blocklist(options.block),
+        blocklist=Blocklist([*rules, *options.block]),
         signed=options.dedup == "near",
         unit_bytes=options.unit_bytes,
     )
