@@ -164,3 +164,25 @@ def test_what_takes_a_whole_store_refuses_a_version_of_it_and_names_the_store(pe
     refused = penstock(*words, expect=1)
     assert refused.err.splitlines()[-1] == "hint: name the store: s"
     assert not Path("s@1").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[::-1]], ids=["cut", "other bytes"])
+def test_a_damaged_copy_of_the_tokenizer_is_mended_by_naming_it(penstock, prepare, folder, tmp_path, damage):
+    prepare(folder)
+    (copy,) = (tmp_path / "s" / "tokenizers").glob("*/*")
+    (tmp_path / "tokenizer.json").write_bytes(copy.read_bytes())
+    copy.write_bytes(damage(copy.read_bytes()))
+    refused = penstock("prepare", "texts", "--out", "s", expect=1)
+    assert "--tokenizer" in refused.err.splitlines()[-1]
+    penstock("prepare", "texts", "--out", "s", "--tokenizer", "tokenizer.json")
+    penstock("verify", "s")
+
+
+def test_a_damaged_cache_is_mended_as_verify_says(penstock, prepare, folder, tmp_path):
+    prepare(folder)
+    for file in (tmp_path / "s" / "cache").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    told = penstock("verify", "s", expect=1)
+    assert "prepare again" in told.err.splitlines()[-1]
+    penstock("prepare", "texts", "--out", "s")
+    penstock("verify", "s")

@@ -34,7 +34,7 @@ from penstock.engines import (
     run_units_in_processes,
     settled_objects,
 )
-from penstock.errors import InputError, NotAStoreError, TokenizerError
+from penstock.errors import DamagedStoreError, InputError, NotAStoreError, TokenizerError
 from penstock.hardware import available_cores
 from penstock.hashing import canonical_json, digest_of, strong_hash
 from penstock.sources import (
@@ -63,10 +63,11 @@ from penstock.store.layout import (
     TOKENIZERS,
     WORK,
     Manifest,
+    file_entry,
 )
 from penstock.store.memory import SourceMemory
 from penstock.store.near import NEAR_THRESHOLD
-from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store
+from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store, read_manifest
 from penstock.store.space import SIGNATURE_BYTES, Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
 from penstock.store.unit_work import Counts, UnitWork
@@ -240,6 +241,8 @@ class _Job:
         self._options = options
         self._note = on_note or (lambda line: None)
         versions = list_versions(out)
+        if versions:
+            _mend_tokenizer(out, versions[-1], tokenizer)
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = KnownDocuments(self._previous, tokenizer)
@@ -589,7 +592,12 @@ def _counted(number: int, one: str, more: str) -> str:
 def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOptions) -> Tokenizer:
     """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
     if list_versions(out):
-        return open_store(out).tokenizer()
+        try:
+            return open_store(out).tokenizer()
+        except DamagedStoreError as error:
+            hint = "name the tokenizer of which the store has a copy, with --tokenizer: that mends a damaged copy"
+            is_copy = "/" + TOKENIZERS + "/" in error.message
+            raise DamagedStoreError(error.message, hint=hint if is_copy else error.hint) from error
     units = [unit for source in sources for unit in source.units(options.unit_bytes)]
     if not any(unit.items for unit in units):
         raise _nothing_found(sources, [unit.skips for unit in units])
@@ -609,6 +617,13 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
         if part.kind is PartKind.TEXT
     )
     return train_tokenizer(texts, vocab_size=options.vocab_size, control_tokens=options.control_tokens)
+
+
+def _mend_tokenizer(out: Path, version: int, tokenizer: Tokenizer) -> None:
+    """Writes a version's copy of the tokenizer again where that is damaged and this one is of the same file."""
+    source_json, copy = tokenizer.spec.source_json, read_manifest(out, version).tokenizer_file
+    if file_entry(copy.name, source_json) == copy:
+        write_tokenizer(out, source_json)
 
 
 def _refuse_foreign_folder(out: Path) -> None:
