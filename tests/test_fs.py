@@ -7,6 +7,7 @@ error, at the k-th change of the disk, for every k until the work completes.
 import errno
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -455,6 +456,20 @@ def test_remove_tree_refuses_what_is_no_folder_and_accepts_absence(tmp_path):
             fs.remove_tree(tmp_path / name)
     fs.remove_tree(tmp_path / "absent")
     assert names_below(tmp_path) == {"file", "folder", "link"}
+
+
+def test_remove_tree_is_content_when_another_process_removes_it_meanwhile(tmp_path, monkeypatch):
+    """One that clears up after the dead takes a tree that is being removed for one whose removal was interrupted."""
+    (tmp_path / "tree" / "inner").mkdir(parents=True)
+
+    def other(operation: str, path: object) -> None:
+        if operation == "remove-tree":
+            (doomed,) = tmp_path.iterdir()
+            shutil.rmtree(doomed)
+
+    monkeypatch.setattr(fs, "before_operation", other)
+    fs.remove_tree(tmp_path / "tree")
+    assert names_below(tmp_path) == set()
 
 
 def test_replace_tree_does_not_overwrite(tmp_path):

@@ -300,7 +300,9 @@ def remove_tree(path: Path) -> None:
         with _operation("rename", path):
             os.rename(path, doomed)
     with _operation("remove-tree", doomed, asked_for=path):
-        shutil.rmtree(doomed)
+        while os.path.lexists(doomed):
+            with contextlib.suppress(FileNotFoundError):  # whoever takes it for an interrupted removal is ending it too
+                shutil.rmtree(doomed)
 
 
 def replace_tree(temporary: Path, path: Path) -> None:

@@ -230,6 +230,31 @@ def test_a_full_disk_is_one_error_and_the_rerun_goes_on(corpus, tokenizer_file, 
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("module", ["typer", "penstock.cli.app", "penstock.store.preparation"])
+@pytest.mark.parametrize("is_taken_over", [False, True])
+def test_a_signal_during_the_imports_is_told_like_any_other(corpus, tmp_path, number, code, module, is_taken_over):
+    """Modules in C may turn the exception into one of their own."""
+    driver = (
+        "import os, sys\n"
+        "class Signaller:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name != {module!r}: return\n"
+        "        sys.meta_path.remove(self)\n"
+        f"        try: os.kill(os.getpid(), {int(number)})\n"
+        f"        except BaseException as error: raise ImportError if {is_taken_over} else error\n"
+        "sys.meta_path.insert(0, Signaller())\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", driver, "prepare", str(corpus), "--out", str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == code
+    assert [line.split(":")[0] for line in done.stderr.splitlines()] == ["error", "hint"]
+    assert "run the same command again" in done.stderr
+    assert not (tmp_path / "s").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_path, number, code, workers):
     """The process, or one of its workers, signals it in the middle of the work, so that no clock is involved."""

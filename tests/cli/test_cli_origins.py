@@ -150,3 +150,39 @@ def test_a_run_goes_on_with_the_version_it_began_with(penstock, folder, prepare,
     shutil.move(tmp_path / "s", tmp_path / "moved")
     penstock("inspect", "run", "--step", 6, expect=None).assert_one_error()
     assert penstock("inspect", "run", "--step", 6, "--data", "moved", "--json").json["rows"] == step["rows"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["verify"], ["log"], ["diff", 1, 1], ["prune"], ["remove", "--match", "x"], ["prepare", "texts", "--out"]],
+    ids=lambda words: words[0],
+)
+def test_what_takes_a_whole_store_refuses_a_version_of_it_and_names_the_store(penstock, prepare, folder, command):
+    """Above all `prepare`: a store made at `s@1` would stand for version 1 of `s` from then on."""
+    prepare(folder)
+    words = [*command, "s@1"] if command[0] == "prepare" else [command[0], "s@1", *command[1:]]
+    refused = penstock(*words, expect=1)
+    assert refused.err.splitlines()[-1] == "hint: name the store: s"
+    assert not Path("s@1").exists()
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: data[::-1]], ids=["cut", "other bytes"])
+def test_a_damaged_copy_of_the_tokenizer_is_mended_by_naming_it(penstock, prepare, folder, tmp_path, damage):
+    prepare(folder)
+    (copy,) = (tmp_path / "s" / "tokenizers").glob("*/*")
+    (tmp_path / "tokenizer.json").write_bytes(copy.read_bytes())
+    copy.write_bytes(damage(copy.read_bytes()))
+    refused = penstock("prepare", "texts", "--out", "s", expect=1)
+    assert "--tokenizer" in refused.err.splitlines()[-1]
+    penstock("prepare", "texts", "--out", "s", "--tokenizer", "tokenizer.json")
+    penstock("verify", "s")
+
+
+def test_a_damaged_cache_is_mended_as_verify_says(penstock, prepare, folder, tmp_path):
+    prepare(folder)
+    for file in (tmp_path / "s" / "cache").iterdir():
+        file.write_bytes(file.read_bytes()[:-1])
+    told = penstock("verify", "s", expect=1)
+    assert "prepare again" in told.err.splitlines()[-1]
+    penstock("prepare", "texts", "--out", "s")
+    penstock("verify", "s")

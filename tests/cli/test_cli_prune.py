@@ -61,6 +61,21 @@ def test_with_force_it_goes(penstock, tmp_path, store):
     assert list_versions(store) == [3]
 
 
+def test_a_version_whose_manifest_is_damaged_goes_unless_a_run_names_it(penstock, tmp_path, store):
+    write_run(tmp_path / "runs" / "of-another", store, 1, digest="0" * 64)
+    records = tmp_path / "runs" / "of-another" / "records.jsonl"
+    records.write_text(records.read_text().replace(str(store), "/elsewhere"))
+    write_run(tmp_path / "runs" / "second", store, 2)
+    manifest = store / "manifests" / "000002.json"
+    manifest.write_bytes(manifest.read_bytes()[:-1])
+    assert "runs/second" in penstock("prune", store, "--keep", 1, "--json", expect=1).err
+    shutil.rmtree(tmp_path / "runs" / "second")
+    (store / "manifests" / "000001.json").write_bytes(b"")
+    penstock("prune", store)
+    assert list_versions(store) == [3]
+    penstock("verify", store)
+
+
 def test_compacting_counts_the_version_that_it_commits(penstock, tmp_path, store):
     write_run(tmp_path / "runs" / "first", store, 2)
     assert "--keep 3" in penstock("prune", store, "--compact", "--keep", 2, expect=1).err

@@ -449,8 +449,11 @@ def test_what_a_killed_process_left_is_removed_and_a_living_ones_is_not(tmp_path
     (clone,) = temporary.iterdir()
     stranger = temporary / "penstock-git-notes"
     stranger.mkdir()
+    just_being_made = temporary / "penstock-git-0"  # between the creation of its lock file and the lock
+    just_being_made.mkdir()
+    (just_being_made / "lock").touch()
     assert remove_dead_clones() == 0
-    assert sorted(temporary.iterdir()) == sorted([clone, stranger])
+    assert sorted(temporary.iterdir()) == sorted([clone, stranger, just_being_made])
     assert alive.read(units[0]).documents
     alive.close()
 

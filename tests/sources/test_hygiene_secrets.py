@@ -174,6 +174,23 @@ def test_a_secret_on_the_border_of_two_stretches_is_found(before: int) -> None:
     assert [start for start, _, _ in secret_spans(bytes(data))] == [STRETCH_BYTES - before, len(data) - len(TOKEN)]
 
 
+@pytest.mark.parametrize("before", [b"", b"\n", b"x = 1\r\n", b"`", b" ", b'"', b"key="], ids=repr)
+@pytest.mark.parametrize("after", [b"", b"\n", b"`, and so on"], ids=repr)
+@pytest.mark.parametrize(
+    "token",
+    [
+        b"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",
+        b"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",
+        b"sk-proj-Zk3vQm8Rt5Yb1Nc7Xd2Wf6Hg4Jp9Ls",
+        b"ghp_iPWhPlGqvkkoEYoqqdokNtXeOyINCngAEZ12",
+    ],
+    ids=lambda token: token[:3].decode(),
+)
+def test_a_token_is_found_wherever_a_line_or_a_document_begins_with_it(before, token, after) -> None:
+    data = before + token + after
+    assert [(start, end) for start, end, _ in secret_spans(data)] == [(len(before), len(before) + len(token))]
+
+
 def test_the_native_search_has_literals_it_is_fast_with() -> None:
     for rules in (FORMATS, NAMES):
         assert len(rules) <= 64

@@ -5,16 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import random
+from typing import Any
 
 import numpy as np
 import pytest
 
 from penstock.errors import ConfigError, DiskError
-from penstock.sources import Document
-from penstock.store import estimate_store, open_store, verify
-from penstock.store.decisions import TimeSplit, times_of
+from penstock.sources import Document, sources_from_inputs
+from penstock.store import estimate_store, open_store, remove, verify
+from penstock.store.blocklist import Blocklist
+from penstock.store.decisions import Decisions, TimeSplit, times_of
 from penstock.store.promises import broken_promises, read_document_columns
-from penstock.store.space import INDEX_BYTES_PER_DOCUMENT, SpaceGuard
+from penstock.store.space import SpaceGuard
 
 from .samples import BYTES, OPTIONS, MemorySource, build, document, files
 
@@ -70,6 +72,7 @@ class TestTime:
             {"split_at": "test=2025-01-10,val=2025-01-11"},
             {"split_at": "val=2025-01-11,test=2025-01-10"},
             {"split_at": "val=soon,test=later"},
+            {"split_at": "val=1e30,test=1e31"},
         ],
     )
     def test_cuts_that_are_none(self, scratch, changes):
@@ -85,13 +88,32 @@ class TestTime:
             '{"time":"2025-01-01"}',
             '{"time":1735689600}',
             '{"time":1735689600000}',
+            '{"time":"1735689600000000"}',
+            '{"time":1735689600000000000}',
             "",
             '{"time":true}',
+            '{"time":[1]}',
             '{"a":1}',
         ]
         found = times_of(facts, "time")
-        assert found[:3].tolist() == [1735689600.0] * 3
-        assert np.isnan(found[3:]).all()
+        assert found[:5].tolist() == [1735689600.0] * 5
+        assert np.isnan(found[5:]).all()
+
+    @pytest.mark.parametrize(
+        "value", ["1" + "0" * 400, "1e30", "-9e10", '"0001-01-01T00:00:00+14:00"', '"9999-12-31T23:59:59-12:00"']
+    )
+    def test_what_no_calendar_has_is_no_time(self, value):
+        assert np.isnan(times_of([f'{{"time":{value}}}'], "time")).all()
+
+    @pytest.mark.parametrize("time", ["0001-01-01", "9999-12-31T23:59:59", 1_735_689_600_000_000_000])
+    def test_cuts_at_the_ends_of_the_calendar_are_recorded_and_read_back(self, time):
+        times = times_of([json.dumps({"time": time})] * 4, "time")
+        drawn = TimeSplit(fact="time").drawn(times, np.ones(4), {"a": 0.5, "b": 0.5})
+        recorded = Decisions.from_recorded(
+            {"split": [["a", "0.5"], ["b", "0.5"]], "seed": 0, "dedup": "off", "split_by_time": drawn.options()},
+            blocklist=Blocklist([]),
+        )
+        assert recorded.time == drawn
 
     def test_a_name_beyond_ascii_is_found_however_it_is_written(self):
         facts = ['{"Größe":1700000000}', '{"Gr\\u00f6\\u00dfe":5}', '{"x":1}']
@@ -205,11 +227,35 @@ class TestSpace:
         assert result.committed
         assert verify(scratch / "store") == []
 
-    def test_an_estimate_is_near_the_truth(self, scratch, corpus):
+    @pytest.mark.parametrize("dedup", ["exact", "near"])
+    @pytest.mark.parametrize("kind", ["files", "short rows", "rows with facts"])
+    def test_an_estimate_is_near_the_truth(self, scratch, kind, dedup):
+        """Within a fifth of what then lies on the disk, also where most of that isn't tokens."""
+        chance = random.Random(3)
+        inputs = scratch / "corpus"
+        if kind == "files":
+            inputs.mkdir()
+            for number in range(200):
+                (inputs / f"{number}.py").write_text("\n".join(code(number, lines=9)))
+        else:
+            inputs = scratch / "corpus.jsonl"
+            rows = [{"text": f"Row {number}."} for number in range(2000)]
+            if kind == "rows with facts":
+                rows = [{**row, "url": f"https://example.org/{chance.random()}"} for row in rows]
+            inputs.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        source = sources_from_inputs([f"corpus={inputs}"])[0]
+        changes: dict[str, Any] = {"dedup": dedup, "block": ("corpus/1*.py",), "unit_bytes": 50_000}
+        options = dataclasses.replace(OPTIONS, **changes)
+        estimated = estimate_store([source], scratch / "store", tokenizer=BYTES, options=options)
+        manifest = build(scratch / "store", source, **changes).manifest
+        assert (estimated.documents, estimated.fits) == (manifest.num_documents, True)
+        assert estimated.tokens == sum(entry.tokens for entry in manifest.segments)
+        on_disk = sum(path.stat().st_size for path in (scratch / "store").rglob("*") if path.is_file())
+        assert estimated.store_bytes == pytest.approx(on_disk, rel=0.2)
+
+    def test_an_estimate_leaves_out_what_was_removed(self, scratch, corpus):
+        found = build(scratch / "store", files(corpus)).manifest.num_documents
+        removed = remove(scratch / "store", ["part1/"]).documents
+        assert 0 < removed < found
         estimated = estimate_store([files(corpus)], scratch / "store", tokenizer=BYTES, options=OPTIONS)
-        result = build(scratch / "store", files(corpus))
-        assert (estimated.documents, estimated.fits) == (11, True)
-        tokens = sum(entry.tokens for entry in result.manifest.segments)
-        assert estimated.tokens == tokens
-        copied = len(BYTES.spec.source_json)
-        assert estimated.store_bytes == 2 * tokens + 11 * INDEX_BYTES_PER_DOCUMENT + copied
+        assert estimated.documents == found - removed

@@ -152,3 +152,24 @@ class TestPrune:
     def test_the_latest_always_stays(self, built, keep):
         with pytest.raises(ConfigError, match="--keep"):
             prune(built, keep=keep)
+
+
+def test_a_damaged_older_manifest_stops_no_writer_and_nothing_it_may_name_goes(built, corpus):
+    """It may be restored. Until then only `prune` takes it away, and with it what nobody else names."""
+    update_corpus(corpus)
+    build(built, files(corpus))
+    manifest = built / "manifests" / "000001.json"
+    whole = manifest.read_bytes()
+    named = {name for name in contents(built) if name.startswith(("segments/", "index/"))}
+    manifest.write_bytes(whole.replace(b"2", b"3", 1))
+    assert remove(built, ["*7.txt"]).manifest.version == 3
+    (corpus / "one-more.txt").write_text("One more.")
+    assert build(built, files(corpus)).manifest.version == 4
+    assert {problem.file for problem in verify(built)} == {"manifests/000001.json"}
+    assert named <= contents(built).keys()
+    manifest.write_bytes(whole)
+    assert verify(built) == []
+    manifest.write_bytes(whole.replace(b"2", b"3", 1))
+    assert prune(built).versions_left == [4]
+    assert verify(built) == []
+    assert not named <= contents(built).keys()

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from penstock.errors import (
     ConfigError,
@@ -46,38 +46,55 @@ class _Signalled(BaseException):
     """SIGINT or SIGTERM as an exception, so that locks and temporary files are cleaned up on the way out.
 
     Not KeyboardInterrupt: the parser would swallow that one without a word about how to go on.
+
+    Attributes:
+        met: the signal that came, whatever became of its exception.
     """
+
+    met: ClassVar[int | None] = None
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
-        self.number = number
+
+    @classmethod
+    def number_met(cls) -> int | None:
+        """The same, for those who have set it a moment ago."""
+        return cls.met
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _raise_signalled)
-    code = _run([word for word in arguments if word != "--debug"], debug=debug)
+    _Signalled.met = None
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, _raise_signalled)
+        status = _run([word for word in arguments if word != "--debug"], debug=debug)
+    except BaseException:
+        # Imports take a third of a second, and those of C make an ImportError or a SyntaxError of any exception.
+        if (number_met := _Signalled.number_met()) is None:
+            raise
+        status = _interrupted(number_met)
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
-        _leave_before_threads(code)
-    sys.exit(code)
+        _leave_before_threads(status)
+    sys.exit(status)
 
 
-def _leave_before_threads(code: int) -> NoReturn:
+def _leave_before_threads(status: int) -> NoReturn:
     """Ends one of several processes that train. Python isn't taken down: gloo's threads still give back tensors then,
     which now and then aborted a process that had done its work."""
     with suppress(OSError):  # a reader that went away
         sys.stdout.flush()
         sys.stderr.flush()
-    os._exit(code)
+    os._exit(status)
 
 
 def _raise_signalled(number: int, frame: Any) -> None:
     """The first signal cleans up. A second one ends the process at once, and so does time: an exception raised inside
     a destructor is lost, and a clean-up may hang on a dead disk. Being killed is safe, so that is too."""
     first = time.monotonic()
+    _Signalled.met = number
 
     def again(another: int, frame: Any) -> None:
         if another == signal.SIGALRM or time.monotonic() - first > SECONDS_OF_AN_ECHO:
@@ -116,8 +133,6 @@ def _run(arguments: list[str], *, debug: bool) -> int:
         context = getattr(error, "ctx", None)
         _print_error(error.format_message(), f"see `{context.command_path if context else 'penstock'} --help`")
         return 2
-    except _Signalled as error:
-        return _interrupted(error.number)
     except BrokenPipeError:
         # The reader of our output went away (`penstock … | head`): end quietly, as other tools do.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -65,11 +65,15 @@ def _print_verification(store: str, result: Any) -> None:
         print(one_line(f"{problem.file}: {problem.kind}: {problem.detail}"))
     left_out = "; --quick: the tokens themselves weren't read" if result.quick else ""
     if result.problems:
+        from penstock.store.layout import CACHE
         from penstock.store.urls import is_url
 
         count = f"{len(result.problems)} problems" if len(result.problems) > 1 else "1 problem"
         note(f"error: {count} in {name}{left_out}")
         mend = "push them again from the store they came from" if is_url(store) else "restore the files named"
+        if all(problem.file.split("/")[0] == CACHE for problem in result.problems):
+            note("hint: no version needs what the cache remembers: prepare again, or remove the files named")
+            return
         note(f"hint: {mend}, or prepare into a new store from the same input")
         return
     versions = f"{len(result.versions)} versions" if len(result.versions) > 1 else "1 version"

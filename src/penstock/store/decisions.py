@@ -29,6 +29,8 @@ __all__ = ["DEDUP_CHOICES", "Decisions", "TimeSplit", "differences", "times_of"]
 DEDUP_CHOICES = ("exact", "near", "off")
 LEAST_NEAR_THRESHOLD = 0.5  # from there on every pair is surely found
 MILLISECONDS_FROM = 10**11  # as seconds, this is the year 5138
+# What the calendar can tell, in seconds since 1970: the years 1 to 9999.
+FIRST_MOMENT, LAST_MOMENT = -62_135_596_800, 253_402_300_799
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,22 +204,26 @@ def _time_in(facts: str, name: str) -> float:
 
 
 def _moment(value: Any) -> float | None:
-    """Seconds since 1970 of an ISO date or time (UTC where it has no zone), or of a number of seconds or ms."""
-    if isinstance(value, bool) or value is None:
+    """Seconds since 1970 of an ISO date or time (UTC where it has no zone), or of a number of seconds, ms, µs or ns."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    if isinstance(value, str):
+    try:
+        parsed = datetime.datetime.fromisoformat(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # a number, perhaps written as a text
         try:
-            parsed = datetime.datetime.fromisoformat(value)
-        except ValueError:
-            try:
-                value = float(value)
-            except ValueError:
-                return None
-        else:
-            return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        return None
-    return float(value) / 1000 if abs(value) >= MILLISECONDS_FROM else float(value)
+            moment = _seconds(float(value))
+        except (ValueError, OverflowError):
+            return None
+    else:
+        moment = (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
+    return moment if FIRST_MOMENT <= moment <= LAST_MOMENT else None
+
+
+def _seconds(number: float) -> float:
+    for _ in range(3):  # ms, µs, ns
+        if abs(number) >= MILLISECONDS_FROM:
+            number /= 1000
+    return number
 
 
 def _iso(moment: int) -> str:

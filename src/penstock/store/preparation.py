@@ -34,7 +34,7 @@ from penstock.engines import (
     run_units_in_processes,
     settled_objects,
 )
-from penstock.errors import InputError, NotAStoreError, TokenizerError
+from penstock.errors import DamagedStoreError, InputError, NotAStoreError, TokenizerError
 from penstock.hardware import available_cores
 from penstock.hashing import canonical_json, digest_of, strong_hash
 from penstock.sources import (
@@ -63,11 +63,12 @@ from penstock.store.layout import (
     TOKENIZERS,
     WORK,
     Manifest,
+    file_entry,
 )
 from penstock.store.memory import SourceMemory
 from penstock.store.near import NEAR_THRESHOLD
-from penstock.store.reader import Store, list_versions, open_store
-from penstock.store.space import Estimate, SpaceGuard, estimate
+from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store, read_manifest
+from penstock.store.space import SIGNATURE_BYTES, Estimate, SpaceGuard, estimate
 from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
 from penstock.store.unit_work import Counts, UnitWork
 from penstock.store.writer import (
@@ -227,9 +228,19 @@ def estimate_store(
 ) -> Estimate:
     """What `prepare` would take, from a sample; writes nothing."""
     options = options or PrepareOptions()
+    _refuse_foreign_folder(out)
     tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+    rules = recorded_rules(open_store(out) if list_versions(out) else None)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
-    return estimate(sources, out, tokenizer=tokenizer, cleaning=cleaning, unit_bytes=options.unit_bytes)
+    return estimate(
+        sources,
+        out,
+        tokenizer=tokenizer,
+        cleaning=cleaning,
+        blocklist=Blocklist([*rules, *options.block]),
+        signed=options.dedup == "near",
+        unit_bytes=options.unit_bytes,
+    )
 
 
 def _cleaning_of(source: Source, options: PrepareOptions) -> Cleaning:
@@ -255,6 +266,8 @@ class _Job:
         self._options = options
         self._note = on_note or (lambda line: None)
         versions = list_versions(out)
+        if versions:
+            _mend_tokenizer(out, versions[-1], tokenizer)
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = KnownDocuments(self._previous, tokenizer)
@@ -400,6 +413,7 @@ class _Job:
         walked: list[Unit] = []
         sizes = {"walked": 0, "done": 0}
         guard, walk_is_over = SpaceGuard(self._out), False
+        signature_bytes = 0 if self._decisions.near_threshold is None else SIGNATURE_BYTES
 
         def unfinished() -> Generator[Unit]:
             nonlocal walk_is_over
@@ -431,10 +445,11 @@ class _Job:
                     yield progress(walked[number], finished[number])
                     number += 1
                 record = self._work.record(unit)
+                rows = record.documents.num_rows
                 guard.done(
                     input_bytes=unit.input_bytes,
-                    written_bytes=sum(entry.bytes for entry in record.segments),
-                    documents=record.documents.num_rows,
+                    written_bytes=sum(entry.bytes for entry in record.segments) + signature_bytes * rows,
+                    documents=rows,
                     left_bytes=sizes["walked"] - sizes["done"] - unit.input_bytes if walk_is_over else None,
                 )
                 yield progress(unit, record)
@@ -630,8 +645,13 @@ def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOpt
 
 
 def _stored_tokenizer(out: Path, *, end_token: str | None) -> Tokenizer:
-    with open_store(out) as store:
-        tokenizer = store.tokenizer()
+    try:
+        with open_store(out) as store:
+            tokenizer = store.tokenizer()
+    except DamagedStoreError as error:
+        hint = "name the tokenizer of which the store has a copy, with --tokenizer: that mends a damaged copy"
+        is_copy = "/" + TOKENIZERS + "/" in error.message
+        raise DamagedStoreError(error.message, hint=hint if is_copy else error.hint) from error
     own = next(name for name, token in tokenizer.spec.control_tokens.items() if token == tokenizer.spec.end_id)
     if end_token not in (None, own):
         raise TokenizerError(
@@ -641,9 +661,18 @@ def _stored_tokenizer(out: Path, *, end_token: str | None) -> Tokenizer:
     return tokenizer
 
 
+def _mend_tokenizer(out: Path, version: int, tokenizer: Tokenizer) -> None:
+    """Writes a version's copy of the tokenizer again where that is damaged and this one is of the same file."""
+    source_json, copy = tokenizer.spec.source_json, read_manifest(out, version).tokenizer_file
+    if file_entry(copy.name, source_json) == copy:
+        write_tokenizer(out, source_json)
+
+
 def _refuse_foreign_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise NotAStoreError(f"output {str(out)!r} is a file, not a store", hint="choose another --out")
+    if is_a_version(out):  # a store of that name would stand for it from then on
+        raise no_store(out)
     if not out.is_dir() or list_versions(out):
         return
     # Before its first commit a store holds these and nothing else; a `manifests` folder alone proves nothing.

@@ -42,7 +42,7 @@ from penstock.store.layout import (
 from penstock.store.urls import is_url
 from penstock.tokenize import Tokenizer, TokenizerSpec
 
-__all__ = ["Segment", "Store", "list_versions", "no_store", "open_store", "read_manifest"]
+__all__ = ["Segment", "Store", "is_a_version", "list_versions", "no_store", "open_store", "read_manifest"]
 
 TABLE_BATCH_ROWS = 2**16
 SIGNATURES = "signatures.array"
@@ -76,11 +76,19 @@ def version_numbers(names: Iterable[str]) -> list[int]:
     return sorted(version for version, name in versions.items() if name == manifest_name(version))
 
 
+def is_a_version(path: Path) -> bool:
+    """Whether a path is no folder but names a version of a store, as `PATH@3`."""
+    folder, version = _split_version(os.fspath(path), None)
+    return version is not None and bool(list_versions(folder))
+
+
 def no_store(path: Path) -> NotAStoreError:
     """What to say of a path at which there is no committed version."""
-    folder, version = _split_version(str(path), None)
-    if version is not None and list_versions(folder):
-        return NotAStoreError(f"{str(path)!r} is one version, and this takes a whole store", hint=f"name it: {folder}")
+    if is_a_version(path):
+        store = str(path).rpartition("@")[0]
+        return NotAStoreError(
+            f"{str(path)!r} is a version, and a whole store is expected", hint=f"name the store: {store}"
+        )
     if not path.is_dir():
         state = "is a file, not a store" if path.exists() else "doesn't exist"
     elif not (path / MANIFESTS).is_dir() and any(path.iterdir()):

@@ -12,18 +12,25 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import pyarrow as pa
+
 from penstock.errors import DiskError, InputError
 from penstock.hashing import strong_hash
-from penstock.sources import Source
+from penstock.sources import FilesSource, Source
 from penstock.sources.hygiene import Cleaning
-from penstock.store.encoding import Room, encode_documents
+from penstock.store.blocklist import Blocklist
+from penstock.store.encoding import Room, content_hash, encode_documents
+from penstock.store.signatures import SIGNATURE_BINS
 from penstock.tokenize import Tokenizer
 
-__all__ = ["Estimate", "SpaceGuard", "estimate", "free_bytes"]
+__all__ = ["SIGNATURE_BYTES", "Estimate", "SpaceGuard", "estimate", "free_bytes"]
 
 SAMPLE_BYTES = 48 * 2**20
-# Of the index, per document: 24 bytes of arrays, and of Parquet what names, hashes and facts take after compression.
-INDEX_BYTES_PER_DOCUMENT = 150
+# Of the index, per document: 20 bytes of arrays, 56 of hashes, 6 of numbers; names and facts take what zstd leaves.
+INDEX_BYTES_PER_DOCUMENT = 82
+SIGNATURE_BYTES = 2 * SIGNATURE_BINS
+NAME_BYTES = 70  # of names and facts, as the guard takes it
+REMEMBERED_BYTES = 48  # of a file, in the cache, besides its path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +50,25 @@ class Estimate:
 
 
 def estimate(
-    sources: Sequence[Source], out: Path, *, tokenizer: Tokenizer, cleaning: dict[str, Cleaning], unit_bytes: int
+    sources: Sequence[Source],
+    out: Path,
+    *,
+    tokenizer: Tokenizer,
+    cleaning: dict[str, Cleaning],
+    blocklist: Blocklist,
+    signed: bool,
+    unit_bytes: int,
 ) -> Estimate:
-    """Walks everything, reads and encodes a sample of units, spread by hash.
+    """Walks everything, reads and encodes a sample of documents, spread by hash.
+
+    Args:
+        sources: what would be read.
+        out: where the store would be.
+        tokenizer: of the store.
+        cleaning: by source.
+        blocklist: what would stay out.
+        signed: whether documents would get signatures.
+        unit_bytes: how the work would be cut.
 
     Raises:
         InputError: nothing in the inputs can become a document.
@@ -54,26 +77,33 @@ def estimate(
     total = sum(unit.input_bytes for _, unit in units)
     # By the key, not the unit: a few documents of every unit say more than all of a few units.
     limit = min(1.0, SAMPLE_BYTES / max(total, 1)) * 2**64
-    documents, text_bytes, tokens = 0, 0, 0
+    documents, tokens, remembered_bytes = 0, 0, 0
+    names: list[bytes] = []
     room = Room(tokenizer.dtype)
     for source, unit in units:
         wanted = _hashed_below(limit) if limit < 2**64 else None
         text = cleaning[source.name].clean(source.read(unit, wanted=wanted))
+        if blocklist.rules:
+            text, _ = blocklist.without_blocked(text, [content_hash(document) for document in text.documents])
         room.empty(capacity=unit.input_bytes)
         lengths, _ = encode_documents(tokenizer, text.documents, room=room)
         documents += len(text.documents)
         tokens += sum(lengths)
-        text_bytes += sum(document.byte_end - document.byte_start for document in text.documents)
+        names += [part for one in text.documents for part in (one.key, one.path, one.facts.encode())]
+        if isinstance(source, FilesSource):
+            remembered_bytes += sum(REMEMBERED_BYTES + len(document.path) for document in text.documents)
     if not documents:
         raise InputError(
             "no document in a sample of the inputs", hint="check the filters, or run without --dry-run to see counts"
         )
     share = min(1.0, SAMPLE_BYTES / max(total, 1))
+    index_bytes = documents * (INDEX_BYTES_PER_DOCUMENT + signed * SIGNATURE_BYTES)
+    index_bytes += len(pa.compress(b"".join(names), codec="zstd", asbytes=True))
     return Estimate(
         input_bytes=total,
         documents=round(documents / share),
         tokens=round(tokens / share),
-        store_bytes=round((tokens * tokenizer.dtype.itemsize + documents * INDEX_BYTES_PER_DOCUMENT) / share)
+        store_bytes=round((tokens * tokenizer.dtype.itemsize + index_bytes + remembered_bytes) / share)
         + len(tokenizer.spec.source_json),
         free_bytes=free_bytes(out),
     )
@@ -111,7 +141,7 @@ class SpaceGuard:
             DiskError: the rest can't fit.
         """
         self._input_bytes += input_bytes
-        self._written_bytes += written_bytes + documents * INDEX_BYTES_PER_DOCUMENT
+        self._written_bytes += written_bytes + documents * (INDEX_BYTES_PER_DOCUMENT + NAME_BYTES)
         if left_bytes is None or not self._input_bytes:
             return
         rest = round(self._written_bytes / self._input_bytes * left_bytes)

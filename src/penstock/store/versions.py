@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import DamagedStoreError, NotAStoreError, StoreError
+from penstock.errors import DamagedStoreError, StoreError
 from penstock.sources import printable
 from penstock.store.layout import Manifest
-from penstock.store.reader import Store, list_versions, read_manifest
+from penstock.store.reader import Store, list_versions, no_store, read_manifest
 
 __all__ = ["Change", "ChangedDocument", "VersionDiff", "VersionEntry", "diff_versions", "log_versions"]
 
@@ -165,10 +165,7 @@ def diff_versions(path: Path, before: int, after: int, *, most: int = 20) -> Ver
 def _versions(path: Path) -> list[int]:
     versions = list_versions(path)
     if not versions:
-        state = "holds no committed version" if path.exists() else "doesn't exist"
-        raise NotAStoreError(
-            f"{str(path)!r} {state}", hint="give the folder that `penstock prepare --out` made, without @VERSION"
-        )
+        raise no_store(path)
     return versions
 
 

@@ -245,7 +245,7 @@ def _remove_if_dead(folder: Path, *, age: float) -> bool:
     if fs.is_temporary(folder):  # its removal was interrupted
         fs.remove_tree(folder)
         return True
-    if not (folder / LOCK).exists() and age < LOCKLESS_SECONDS:
+    if age < LOCKLESS_SECONDS and not _names_a_holder(folder / LOCK):  # its maker is about to lock it
         return False
     lock = fs.FolderLock(folder / LOCK)
     try:
@@ -254,6 +254,13 @@ def _remove_if_dead(folder: Path, *, age: float) -> bool:
         return False
     _remove_clone(folder, lock, os.getpid())
     return True
+
+
+def _names_a_holder(lock: Path) -> bool:
+    try:
+        return lock.stat().st_size > 0
+    except FileNotFoundError:
+        return False
 
 
 def _remove_clone(folder: Path, lock: fs.FolderLock, owner: int) -> None:

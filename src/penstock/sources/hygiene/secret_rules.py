@@ -17,9 +17,9 @@ import re
 from collections import Counter
 from collections.abc import Callable
 
-__all__ = ["FORMATS", "KINDS", "NAMES", "SECRET_RULES_VERSION", "Finder", "Span"]
+__all__ = ["FORMATS", "KINDS", "NAMES", "OPENINGS", "SECRET_RULES_VERSION", "Finder", "Span"]
 
-SECRET_RULES_VERSION = 1
+SECRET_RULES_VERSION = 2
 
 Span = tuple[int, int, str]
 """Start, end, kind."""
@@ -281,10 +281,12 @@ def _literals(finder: Finder, literals: str) -> list[tuple[bytes, Finder]]:
     return [(literal.encode(), finder) for literal in literals.split()]
 
 
-def _after_a_border(kind: str, prefix: str, expression: bytes) -> list[tuple[bytes, Finder]]:
+BORDERS = "\"'= :"
+
+
+def _after_a_border(prefix: str, finder: Finder, borders: str = BORDERS) -> list[tuple[bytes, Finder]]:
     """A prefix of three characters together with what may stand before it: four bytes are needed."""
-    finder = _prefixed(kind, expression, skip=1)
-    return [((border + prefix).encode(), finder) for border in "\"'= :"]
+    return [((border + prefix).encode(), finder) for border in borders]
 
 
 _END = rb"(?![A-Za-z0-9])"
@@ -298,6 +300,10 @@ _ANTHROPIC = _prefixed("anthropic-key", rb"sk-ant-[A-Za-z0-9_-]{20,220}")
 def _sk(data: bytes, start: int, end: int) -> Span | None:
     """What begins with sk- after a border."""
     return _ANTHROPIC(data, start + 1, end) or _SK(data, start + 1, end)
+
+
+_HUGGING_FACE = _prefixed("huggingface-token", rb"hf_[A-Za-z0-9]{30,50}" + _END, skip=1)
+_SENDGRID = _prefixed("sendgrid-key", rb"SG\.[A-Za-z0-9_-]{20,24}\.[A-Za-z0-9_-]{39,50}", skip=1)
 
 
 _OPENAI_OLD = _nearby(
@@ -331,9 +337,9 @@ FORMATS = [
     *_literals(_prefixed("google-oauth-secret", rb"GOCSPX-[A-Za-z0-9_-]{28}"), "GOCSPX-"),
     *_literals(_prefixed("npm-token", rb"npm_[A-Za-z0-9]{36}" + _END), "npm_"),
     *_literals(_prefixed("pypi-token", rb"pypi-A[A-Za-z0-9_-]{50,500}"), "pypi-A"),
-    *_after_a_border("huggingface-token", "hf_", rb"hf_[A-Za-z0-9]{30,50}" + _END),
-    *_after_a_border("sendgrid-key", "SG.", rb"SG\.[A-Za-z0-9_-]{20,24}\.[A-Za-z0-9_-]{39,50}"),
-    *[((border + "sk-").encode(), _sk) for border in "\"'= :"],
+    *_after_a_border("hf_", _HUGGING_FACE),
+    *_after_a_border("SG.", _SENDGRID),
+    *_after_a_border("sk-", _sk),
     *_literals(_ANTHROPIC, "sk-ant-"),
     *_literals(_SK, "sk-proj-"),
     *_literals(_OPENAI_OLD, "T3BlbkFJ"),
@@ -357,6 +363,9 @@ FORMATS = [
     *_literals(_prefixed("groq-key", rb"gsk_[A-Za-z0-9]{50,56}" + _END), "gsk_"),
 ]
 """Literals of tokens that are known by their own shape."""
+
+OPENINGS: tuple[tuple[bytes, Finder], ...] = ((b"hf_", _HUGGING_FACE), (b"SG.", _SENDGRID), (b"sk-", _sk))
+"""Those that need something before them, for the start of a document, where nothing is: its finder is asked at -1."""
 
 _PASSWORD, _SECRET = _assigned("password"), _assigned("secret")
 _DISCORD = _nearby(
@@ -389,6 +398,10 @@ NAMES = [
     *[(b"%d:AA" % digit, _telegram) for digit in range(10)],
     *_literals(_TWILIO, "wilio WILIO ount_sid ountSid OUNT_SID"),
     *_literals(_DISCORD, "iscord ISCORD login(' login(\" .run(' .run(\""),
+    # For which the other search, of 64 at most, has no room.
+    *_after_a_border("hf_", _HUGGING_FACE, "\n`"),
+    *_after_a_border("SG.", _SENDGRID, "\n`"),
+    *_after_a_border("sk-", _sk, "\n"),
 ]
 """Literals around secrets that have no shape of their own."""
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from penstock.sources.hygiene.secret_rules import FORMATS, NAMES, SECRET_RULES_VERSION, Finder, Span
+from penstock.sources.hygiene.secret_rules import FORMATS, NAMES, OPENINGS, SECRET_RULES_VERSION, Finder, Span
 
 __all__ = ["SECRET_RULES_VERSION", "redacted", "secret_spans"]
 
@@ -23,6 +23,7 @@ Search = Callable[[bytes], list[Hit]]
 
 STRETCH_BYTES = 2**20
 BUCKETS = 16
+_OPENINGS = tuple(prefix for prefix, _ in OPENINGS)
 OVERLAP_BYTES = 32
 """As long as the longest literal at least: none is lost on the border of two stretches."""
 
@@ -45,6 +46,10 @@ def redacted(data: bytes, found: dict[str, int]) -> bytes:
 def secret_spans(data: bytes) -> list[Span]:
     """Where the secrets are: start, end, kind; in order, without overlap."""
     spans: list[Span] = []
+    if data.startswith(_OPENINGS):
+        spans += [
+            span for prefix, find in OPENINGS if data.startswith(prefix) and (span := find(data, -1, len(prefix)))
+        ]
     for search, finders in _searches():
         if len(data) > STRETCH_BYTES:
             _look_in_stretches(data, search, finders, spans)
