@@ -4,6 +4,7 @@ from penstock.sources.document import Document, Part, PartKind, SkipTally, print
 from penstock.sources.files import FileOptions, FilesSource, leave_alone
 from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.inputs import STANDARD_LIBRARY, InputOptions, sources_from_inputs
+from penstock.sources.nothing_found import nothing_found
 from penstock.sources.records.templates import TemplateRenderer, TemplateVocabulary
 from penstock.sources.rows import BadRowError, RowRenderer, TextColumn
 from penstock.sources.source import DEFAULT_UNIT_BYTES, Source, Unit, UnitText, closing_all
@@ -33,6 +34,7 @@ __all__ = [
     "UnitText",
     "closing_all",
     "leave_alone",
+    "nothing_found",
     "printable",
     "sources_from_inputs",
 ]

@@ -34,20 +34,19 @@ from penstock.engines import (
     run_units_in_processes,
     settled_objects,
 )
-from penstock.errors import DamagedStoreError, InputError, NotAStoreError, TokenizerError
+from penstock.errors import InputError, NotAStoreError, TokenizerError
 from penstock.hardware import available_cores
-from penstock.hashing import canonical_json, digest_of, strong_hash
+from penstock.hashing import canonical_json, digest_of
 from penstock.sources import (
-    DEFAULT_UNIT_BYTES,
     FilesSource,
-    PartKind,
     SkipTally,
     Source,
     Unit,
     leave_alone,
+    nothing_found,
 )
 from penstock.sources.files import FileEntry
-from penstock.sources.hygiene import Cleaning, CleaningOptions
+from penstock.sources.hygiene import Cleaning
 from penstock.store.blocklist import Blocklist, recorded_rules
 from penstock.store.cleanup import remove_strangers
 from penstock.store.commit import commit_version, write_tokenizer
@@ -63,48 +62,22 @@ from penstock.store.layout import (
     TOKENIZERS,
     WORK,
     Manifest,
-    file_entry,
 )
 from penstock.store.memory import SourceMemory
-from penstock.store.near import NEAR_THRESHOLD
-from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store, read_manifest
+from penstock.store.own_tokenizer import default_tokenizer, mend_tokenizer
+from penstock.store.prepare_options import PrepareOptions
+from penstock.store.reader import Store, is_a_version, list_versions, no_store, open_store
 from penstock.store.space import SIGNATURE_BYTES, Estimate, SpaceGuard, estimate
-from penstock.store.splits import DEFAULT_SPLIT, splits_of_sources
+from penstock.store.splits import splits_of_sources
 from penstock.store.unit_work import Counts, UnitWork
 from penstock.store.writer import (
     UnitRecord,
     arrow_array,
     no_documents,
 )
-from penstock.tokenize import DEFAULT_VOCAB_SIZE, TRAINING_SAMPLE_BYTES, Tokenizer, train_tokenizer
-from penstock.tokenize.training import END_TOKEN
+from penstock.tokenize import Tokenizer
 
-__all__ = ["PrepareOptions", "PrepareResult", "Progress", "estimate_store", "prepare"]
-
-# For which nothing is read whatever the options.
-NO_OPTION_REASONS = {"symlink", "special", "unreadable", "empty", "binary", "not-utf8", "damaged", "truncated"}
-NO_OPTION_REASONS |= {"broken-json", "broken-row", "damaged-stream", "not-an-object", "not-a-table"}
-OPTION_OF_REASON = {
-    "excluded": "--exclude",
-    "generated": "--generated",
-    "hidden": "--hidden",
-    "minified": "--minified",
-    "no-group": "--group-field",
-    "no-id": "--id-field",
-    "no-record": "--field-map",
-    "no-text": "--text-field",
-    "not-included": "--include",
-    "secret": "--secrets",
-    "too-large": "--max-file-bytes",
-    "too-short": "--min-bytes",
-    "vendored": "--vendored",
-}
-# By kind of source: what isn't there if there is nothing, and where to look.
-NOTHING_IN = {
-    "files": ("files", "check the path, or name a folder that holds text or code"),
-    "tables": ("rows", "check that this is the table you mean, and whole"),
-    "git": ("commits or files", "check --git-since and --git-parts"),
-}
+__all__ = ["PrepareResult", "Progress", "estimate_store", "prepare"]
 
 # Whose documents are cleaned as code unless asked otherwise.
 CODE_KINDS = ("files", "git")
@@ -114,49 +87,6 @@ Progress = Callable[[int, int], None]
 
 Note = Callable[[str], None]
 """Called with a line for people."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PrepareOptions:
-    """How to prepare. The first group decides the result; the second doesn't touch it.
-
-    Attributes:
-        split: names and shares, the most protected last.
-        split_by: `group`, by the hash of each document's group; `time`, oldest first; or `source`, by its name.
-        split_at: for `time`, the moment each split but the first begins (`val=2025-01-01,test=2025-07-01`); None: those
-            that the store recorded, or else such as give each split its share.
-        time_field: the fact of documents that is their time.
-        dedup: which copies go besides those across splits: `exact`, `near` or `off`.
-        near_threshold: from which similarity on documents are near copies.
-        seed: of the splits.
-        cleaning: which content stays out, and what is done with secrets.
-        block: rules added to the store's blocklist.
-        workers, unit_bytes: how the work is cut and shared.
-        processes: whether workers are processes where they can be forked; None: if there are several.
-        vocab_size: of a vocabulary that must be trained.
-        end_token: name of the token after each document, of a vocabulary that must be trained.
-        control_tokens: that a trained vocabulary must have besides its own.
-        reread: read every input, whatever the store remembers of it.
-        break_lock: take over the lock of another host.
-    """
-
-    split: str = DEFAULT_SPLIT
-    split_by: str = "group"
-    split_at: str | None = None
-    time_field: str = "time"
-    dedup: str = "exact"
-    near_threshold: float = NEAR_THRESHOLD
-    seed: int = 0
-    cleaning: CleaningOptions = field(default_factory=CleaningOptions)
-    block: tuple[str, ...] = ()
-    workers: int = 1
-    processes: bool | None = None
-    unit_bytes: int = DEFAULT_UNIT_BYTES
-    vocab_size: int = DEFAULT_VOCAB_SIZE
-    end_token: str | None = None
-    control_tokens: tuple[str, ...] = ()
-    reread: bool = False
-    break_lock: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,7 +144,7 @@ def prepare(
             fs.make_folder(out / folder)
         with fs.FolderLock(out / LOCK, break_lock=options.break_lock):
             try:
-                tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+                tokenizer = tokenizer or default_tokenizer(out, sources, options)
                 with contextlib.closing(_Job(out, sources, tokenizer, options, on_note, walk)) as job:
                     return job.run(started, on_progress)
             except (InputError, TokenizerError):
@@ -229,7 +159,7 @@ def estimate_store(
     """What `prepare` would take, from a sample; writes nothing."""
     options = options or PrepareOptions()
     _refuse_foreign_folder(out)
-    tokenizer = tokenizer or _default_tokenizer(out, sources, options)
+    tokenizer = tokenizer or default_tokenizer(out, sources, options)
     rules = recorded_rules(open_store(out) if list_versions(out) else None)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
     return estimate(
@@ -267,7 +197,7 @@ class _Job:
         self._note = on_note or (lambda line: None)
         versions = list_versions(out)
         if versions:
-            _mend_tokenizer(out, versions[-1], tokenizer)
+            mend_tokenizer(out, versions[-1], tokenizer)
         self._previous = open_store(out) if versions else None
         self._version = (versions[-1] if versions else 0) + 1
         self._known = KnownDocuments(self._previous, tokenizer)
@@ -352,7 +282,7 @@ class _Job:
     def _new_version(self, records: Sequence[UnitRecord], started_ns: int) -> tuple[Manifest, bool]:
         """Builds the index over everything and commits it, unless it is what the latest version is already."""
         if not any(record.documents.num_rows for record in records):
-            raise _nothing_found(list(self._sources.values()), [record.skips for record in records])
+            raise nothing_found(list(self._sources.values()), [record.skips for record in records])
         index = build_index(
             records,
             known_segments=self._known.segments,
@@ -614,60 +544,6 @@ def _counted(number: int, one: str, more: str) -> str:
     return f"{number} {one if number == 1 else more}"
 
 
-def _default_tokenizer(out: Path, sources: Sequence[Source], options: PrepareOptions) -> Tokenizer:
-    """The existing store's own tokenizer, or one trained on a sample of the sources that doesn't depend on units."""
-    if list_versions(out):
-        return _stored_tokenizer(out, end_token=options.end_token)
-    units = [unit for source in sources for unit in source.units(options.unit_bytes)]
-    if not any(unit.items for unit in units):
-        raise _nothing_found(sources, [unit.skips for unit in units])
-    total = sum(unit.input_bytes for unit in units)
-    limit = min(1.0, TRAINING_SAMPLE_BYTES / max(total, 1)) * 2**64
-
-    def wanted(key: bytes) -> bool:
-        return int.from_bytes(strong_hash(b"vocabulary " + key)[:8], "little") < limit
-
-    texts = (
-        part.data
-        for source in sorted(sources, key=lambda source: source.name)
-        for unit in units
-        if unit.source == source.name
-        for document in source.read(unit, wanted=wanted).documents
-        for part in document.parts
-        if part.kind is PartKind.TEXT
-    )
-    return train_tokenizer(
-        texts,
-        vocab_size=options.vocab_size,
-        control_tokens=options.control_tokens,
-        end_token=END_TOKEN if options.end_token is None else options.end_token,
-    )
-
-
-def _stored_tokenizer(out: Path, *, end_token: str | None) -> Tokenizer:
-    try:
-        with open_store(out) as store:
-            tokenizer = store.tokenizer()
-    except DamagedStoreError as error:
-        hint = "name the tokenizer of which the store has a copy, with --tokenizer: that mends a damaged copy"
-        is_copy = "/" + TOKENIZERS + "/" in error.message
-        raise DamagedStoreError(error.message, hint=hint if is_copy else error.hint) from error
-    own = next(name for name, token in tokenizer.spec.control_tokens.items() if token == tokenizer.spec.end_id)
-    if end_token not in (None, own):
-        raise TokenizerError(
-            f"--end-token is {end_token!r}, and documents of {str(out)!r} end with {own!r}",
-            hint="leave it out, choose another --out, or name a --tokenizer that has it",
-        )
-    return tokenizer
-
-
-def _mend_tokenizer(out: Path, version: int, tokenizer: Tokenizer) -> None:
-    """Writes a version's copy of the tokenizer again where that is damaged and this one is of the same file."""
-    source_json, copy = tokenizer.spec.source_json, read_manifest(out, version).tokenizer_file
-    if file_entry(copy.name, source_json) == copy:
-        write_tokenizer(out, source_json)
-
-
 def _refuse_foreign_folder(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise NotAStoreError(f"output {str(out)!r} is a file, not a store", hint="choose another --out")
@@ -682,20 +558,3 @@ def _refuse_foreign_folder(out: Path) -> None:
         raise NotAStoreError(
             f"output {str(out)!r} is a folder with other things in it, not a store", hint="choose a new or empty --out"
         )
-
-
-def _nothing_found(sources: Sequence[Source], skips: Sequence[SkipTally]) -> InputError:
-    tally = SkipTally()
-    tally.merge(skips)
-    where = ", ".join(source.location for source in sources)
-    if not tally.total:
-        nothing, hint = NOTHING_IN.get(sources[0].options().get("kind", ""), NOTHING_IN["files"])
-        return InputError(f"no {nothing} in {where}", hint=hint)
-    reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(tally.counts.items()))
-    options = [OPTION_OF_REASON[reason] for reason in sorted(tally.counts) if reason in OPTION_OF_REASON]
-    hint = "docs/hygiene.md, docs/tables.md and docs/records.md say what each reason means"
-    if options:
-        hint = f"what left them out can be changed: {', '.join(options)}"
-    elif set(tally.counts) <= NO_OPTION_REASONS:
-        hint = "nothing there could be read as text; check that these are the files you mean"
-    return InputError(f"no documents in {where}: {tally.total} left out ({reasons})", hint=hint)
