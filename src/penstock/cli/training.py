@@ -367,28 +367,21 @@ def _table_of_choices(folder: Path, log: RunLog) -> list[tuple[str, ...]]:
 
 
 def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping[str, Store]) -> None:
-    """What is trained on: the version's figures, and a few rows for the page."""
+    """What is trained on: the figures of each store's version, and a few rows for the page."""
     from penstock.load.rows import describe_row
     from penstock.report.repository import repository_stats
-    from penstock.store.statistics import statistics
     from penstock.train.start import training_mixture, training_plan
 
     mixture = training_mixture(config, stores)
+    figures = {name: _figures(one) for name, one in stores.items()}
     mixed: dict[str, Any] = {}
     if mixture is not None:
-        told = [
-            {"name": name, "store": one.location, "version": one.version, "digest": one.digest}
-            for name, one in stores.items()
-        ]
+        told = [{"name": name, "version": stores[name].version, **facts} for name, facts in figures.items()]
         mixed = {"mixture": mixture.describe(), "stores": told}
-    counts = store.manifest.counts
     log.append(
         "data",
-        store=store.location,
         store_version=store.version,
-        digest=store.digest,
-        **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
-        statistics=asdict(statistics(store)),
+        **next(iter(figures.values())),
         repository=repository_stats(stores.values()),
         **mixed,
     )
@@ -401,6 +394,19 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping
     numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
     rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
     log.append("rows", split="train", seq_len=config.seq_len, rows=[_row_for_page(row) for row in rows])
+
+
+def _figures(store: Store) -> dict[str, Any]:
+    """What a store holds, by the names of the records."""
+    from penstock.store.statistics import statistics
+
+    counts = store.manifest.counts
+    return {
+        "store": store.location,
+        "digest": store.digest,
+        **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
+        "statistics": asdict(statistics(store)),
+    }
 
 
 def _row_for_page(row: dict[str, Any]) -> dict[str, Any]:
