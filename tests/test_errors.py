@@ -86,6 +86,17 @@ def test_a_disk_error_says_what_where_and_why(code):
     assert error.hint != other.hint, "these causes have a way out of their own"
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EMFILE, errno.EXDEV])
+def test_a_disk_error_says_how_the_command_goes_on_that_met_it(code):
+    error = DiskError.from_os_error(OSError(code, "what the system said", "x"), doing="writing")
+    before = error.hint
+    error.go_on_by("do that")
+    assert error.hint == before.replace(errors.RUN_AGAIN, "do that") != before
+    other = DiskError("what happened", hint="look at the disk")
+    other.go_on_by("do that")
+    assert other.hint == "look at the disk"
+
+
 def test_a_disk_error_copes_with_an_error_that_says_little():
     error = DiskError.from_os_error(OSError("odd"), doing="writing")
     assert "writing" in error.message

@@ -301,6 +301,17 @@ def test_a_refusal_becomes_a_disk_error_that_names_the_file_and_the_way_out(tmp_
     assert caught.value.hint
 
 
+def test_the_outermost_says_how_to_go_on(tmp_path):
+    with (
+        pytest.raises(DiskError, match="writing the page") as caught,
+        fs.fail_as_disk_error("the command", again="begin anew"),
+        fs.fail_as_disk_error("the work", again="go on"),
+        fs.fail_as_disk_error("writing the page"),
+    ):
+        fs.write_atomic(tmp_path / "absent" / "file", NEW)
+    assert "begin anew" in caught.value.hint
+
+
 # Ordinary use
 
 

@@ -27,6 +27,8 @@ from collections.abc import Iterable
 from typing import Any
 
 __all__ = [
+    "RESUME",
+    "RUN_AGAIN",
     "ConfigError",
     "DamagedStoreError",
     "DiskError",
@@ -118,31 +120,42 @@ class MissingExtraError(PenstockError):
         )
 
 
+# How a command goes on when the cause is mended.
+RUN_AGAIN = "run the same command again"
+RESUME = f"{RUN_AGAIN} with --resume"
+
 _OS_HINTS = {
-    errno.ENOSPC: "free some space or choose another disk, then run the same command again; it goes on where it was",
-    errno.EDQUOT: "your disk quota is used up: free some space, then run the same command again",
+    errno.ENOSPC: "free some space or choose another disk, then {again}; it goes on where it was",
+    errno.EDQUOT: "your disk quota is used up: free some space, then {again}",
     errno.EROFS: "the file system is read-only: choose another output folder",
     errno.EACCES: "check the permissions of that folder, or choose another output folder",
     errno.EPERM: "check the permissions of that folder, or choose another output folder",
-    errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096` and run the same command again",
+    errno.EMFILE: "too many open files: raise the limit with `ulimit -n 4096` and {again}",
     errno.ENOLCK: "that file system has no file locks: choose an output folder on a local disk",
     errno.ENOTSUP: "that file system lacks an operation penstock needs: choose an output folder on a local disk",
     errno.ENOSYS: "that file system lacks an operation penstock needs: choose an output folder on a local disk",
-    errno.EIO: "the disk reported an I/O error: check it (dmesg), then run the same command again",
+    errno.EIO: "the disk reported an I/O error: check it (dmesg), then {again}",
 }
 
 
 class DiskError(PenstockError):
     """The operating system refused a file operation."""
 
+    _way_out = ""  # the hint with how to go on left open; empty where that is no part of it
+
     @classmethod
-    def from_os_error(cls, error: OSError, *, doing: str) -> DiskError:
+    def from_os_error(cls, error: OSError, *, doing: str, again: str = RUN_AGAIN) -> DiskError:
         """Says which file, what was being done and what the system answered."""
         where = f" {error.filename!r}" if error.filename else ""
-        hint = _OS_HINTS.get(
-            error.errno or 0, "nothing committed was changed; mend the cause and run the command again"
-        )
-        return cls(f"{doing}{where} failed: {error.strerror or error}", hint=hint)
+        way_out = _OS_HINTS.get(error.errno or 0, "nothing committed was changed; mend the cause and {again}")
+        made = cls(f"{doing}{where} failed: {error.strerror or error}", hint=way_out.format(again=again))
+        made._way_out = way_out
+        return made
+
+    def go_on_by(self, again: str) -> None:
+        """Has the hint say how this command goes on: where the error was met, the cause alone was known."""
+        if self._way_out:
+            self.hint = self._way_out.format(again=again)
 
 
 MOST_NAMES = 16

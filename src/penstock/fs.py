@@ -30,7 +30,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from penstock.errors import DiskError, StoreBusyError
+from penstock.errors import RUN_AGAIN, DiskError, StoreBusyError
 
 __all__ = [
     "DIRECT_ALIGNMENT",
@@ -83,12 +83,19 @@ def _operation(name: str, path: Path, *, asked_for: Path | None = None) -> Itera
 
 
 @contextmanager
-def fail_as_disk_error(doing: str) -> Iterator[None]:
-    """Turns the system's refusals into a `DiskError` that says what was being done to which file."""
+def fail_as_disk_error(doing: str, *, again: str | None = None) -> Iterator[None]:
+    """Turns the system's refusals into a `DiskError` that says what was being done to which file.
+
+    Where `again` says how the work goes on, the hint does too, also that of a `DiskError` from further in.
+    """
     try:
         yield
     except OSError as error:
-        raise DiskError.from_os_error(error, doing=doing) from error
+        raise DiskError.from_os_error(error, doing=doing, again=again or RUN_AGAIN) from error
+    except DiskError as error:
+        if again is not None:
+            error.go_on_by(again)
+        raise
 
 
 def raise_if_exhausted(error: OSError) -> None:

@@ -10,7 +10,8 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     choice      name, value, reason, gain (where measured, a share of speed)
     trial       attention, micro_batch_rows, loss_kernel, compile, tokens_per_second, first_seconds, peak_bytes, failure
     adapted     key, value, outcome, detail      (a key of settings written for another trainer)
-    data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}
+    data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}, statistics{}, repository{};
+                of a mixture that of its first store, mixture{} and stores[{name, store, version, digest, …}]
     rows        split, seq_len, rows[{row, documents[], text}]
     length      steps, rows_per_pass, tokens_per_pass, epochs, steps_per_epoch, warmup_steps, reason
     step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position, mfu_percent (where known)

@@ -116,6 +116,23 @@ def test_scoring_again_agrees_with_the_run(runs):
     assert before[0] == pytest.approx(before[1], rel=1e-5)
 
 
+def test_the_hint_is_of_what_is_wrong(runs, tmp_path):
+    """Nothing that both hold out, and a store that isn't there any more: the one can't be put back, the other can."""
+    (tmp_path / "others").mkdir()
+    for number in range(40):
+        (tmp_path / "others" / f"{number}.txt").write_text(f"once upon a time {number} " * 9)
+    done = command(tmp_path, "prepare", "others", "--out", "others-store", "--vocab-size", 300)
+    assert done.code == 0, done.err
+    train(tmp_path, "others-run", data=str(tmp_path / "others-store"))
+    nothing_common = command(runs, "compare", "first", tmp_path / "others-run")
+    assert "no document of val in common" in nothing_common.err
+    assert "back where it was" not in nothing_common.err
+    assert "the same input" in nothing_common.err
+    (tmp_path / "others-store").rename(tmp_path / "elsewhere")
+    gone = command(runs, "compare", "first", tmp_path / "others-run")
+    assert "hint: put that back where it was" in gone.err
+
+
 def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
     (tmp_path / "junk").mkdir()
     (tmp_path / "torn").mkdir()

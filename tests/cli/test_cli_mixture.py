@@ -96,7 +96,15 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     first = records_of(run)
     told = next(record for record in first if record["kind"] == "data")
     assert {one["name"]: one["weight"] for one in told["mixture"]["mix"]} == {"A": 0.3, "B": 1}
-    assert [(one["name"], one["version"]) for one in told["stores"]] == [("A", 1), ("B", 1)]
+    assert [(one["name"], one["version"], one["documents"]) for one in told["stores"]] == [("A", 1, 60), ("B", 1, 30)]
+    for name, one in zip("AB", told["stores"], strict=True):
+        with open_store(stores / name) as store:
+            assert (one["store"], one["digest"]) == (store.location, store.digest)
+            assert one["tokens"] == one["statistics"]["tokens"] == store.manifest.counts["tokens"]
+            assert one["splits"] == store.manifest.counts["splits"]
+    page = (run / "report.html").read_text()
+    assert "<summary>A, 60 documents" in page
+    assert "<summary>B, 30 documents" in page
     assert "A=0.3" in next(r["value"] for r in first if r["kind"] == "choice" and r["name"] == "mixture")
     refused = penstock("train", *data, *SETTINGS, "--set", "steps=6", "--mix", "A:src/**=2", "--resume", expect=1)
     assert f"mixture: saved {told['mixture']['mixture']!r}" in refused.err

@@ -81,6 +81,47 @@ def test_a_stopped_run_goes_on_to_the_same_losses(finished_run, penstock, store_
     assert len(losses(whole)) == 12
 
 
+@pytest.mark.parametrize("command", ["train", "run"])
+@pytest.mark.parametrize("is_all_full", [False, True])
+def test_a_full_disk_is_one_error_whose_hint_goes_on(
+    finished_run, corpus, tokenizer_file, tmp_path, command, is_all_full
+):
+    """From the last save on there is no space, for the checkpoint alone or for the records too."""
+    driver = (
+        "import errno, os, sys, penstock.fs as fs\n"
+        "is_full = False\n"
+        "def refuse(operation, path):\n"
+        "    global is_full\n"
+        "    is_last_save = 'step-00000012' in path\n"
+        "    is_full |= is_last_save\n"
+        f"    if operation == 'write' and (is_last_save or is_full and {is_all_full}):\n"
+        "        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)\n"
+        "if sys.argv[1] == 'full': fs.before_operation = refuse\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[2:])\n"
+    )
+    out = tmp_path / "r"
+    data = ["--data", finished_run[0] / "store"] if command == "train" else [corpus, "--tokenizer", tokenizer_file]
+
+    def done(mode, *more):
+        words = [sys.executable, "-c", driver, mode, command, *map(str, data), "--out", str(out), *TINY, *more]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+    failed = done("full")
+    error, hint = failed.stderr.strip().splitlines()[-2:]
+    assert failed.returncode == 1
+    assert error.startswith("error: ")
+    assert "No space left" in error
+    ways_on = ["--resume"] if command == "train" else []
+    assert hint.startswith("hint: ")
+    assert ("--resume" in hint) == bool(ways_on)
+    if not is_all_full:
+        recorded = json.loads((out / "manifest.json").read_bytes())["message"]
+        assert ("--resume" in recorded) == bool(ways_on)
+    assert done("empty", *ways_on).returncode == 0
+    assert json.loads((out / "manifest.json").read_bytes())["status"] == "completed"
+
+
 def test_report_is_written_anew(finished_run, penstock):
     out, _ = finished_run
     (out / "report.html").unlink()

@@ -116,6 +116,33 @@ def data_record() -> dict[str, Any]:
     }
 
 
+def mixture_record() -> dict[str, Any]:
+    """The data of a run on two stores, of which the second is taken in two parts."""
+    first = data_record()
+    second = {
+        "store": "stores/books",
+        "digest": "77aa",
+        "documents": 1_210,
+        "tokens": 5_365_488,
+        "bytes": 20_000_000,
+        "splits": {"train": {"documents": 1_089, "tokens": 4_829_000}, "val": {"documents": 121, "tokens": 536_488}},
+        "skipped": {"empty": 5},
+    }
+    bins = [{"shortest": 1, "longest": 511, "documents": 4, "tokens": 900}]
+    for store in (first, second):
+        store["statistics"] = {"lengths": {"histogram": bins, "percentiles": {}}}
+    mix = [
+        {"name": "code", "store": first["store"], "version": 1, "documents": 10_561, "tokens": 8_204_991,
+         "weight": 0.5, "share": 0.3},
+        {"name": "books:new/**", "store": "stores/books", "version": 3, "documents": 77, "tokens": 82_900,
+         "weight": 3, "share": 0.1},
+        {"name": "books:rest", "store": "stores/books", "version": 3, "documents": 1_012, "tokens": 4_746_100,
+         "weight": 1, "share": 0.6},
+    ]  # fmt: skip
+    stores = [{**first, "name": "code", "version": 1}, {**second, "name": "books", "version": 3}]
+    return {**first, "stores": stores, "mixture": {"mix": mix}}
+
+
 def rows_record() -> dict[str, Any]:
     first = [
         {"origin": "stdlib/argparse.py", "tokens": 181, "text": PYTHON_TEXT},
@@ -277,6 +304,13 @@ def hostile_records() -> list[dict[str, Any]]:
     splits = {next(place): {"documents": 1, "tokens": 2}, next(place): next(place)}
     skipped = {next(place): 4, next(place): {"count": 2, "examples": [next(place)]}}
     data = {"store": next(place), "digest": next(place), "splits": splits, "skipped": skipped}
+    data["stores"] = [
+        {"name": next(place), **data},
+        {"name": next(place), "store": next(place), "version": next(place)},
+    ]
+    data["mixture"] = {
+        "mix": [{"name": next(place), "store": next(place), "weight": next(place), "share": next(place)}]
+    }
     records.append({"kind": "data", "time": STARTED, "store_version": 1, **data})
     documents = [{"origin": next(place), "tokens": 3, "text": next(place)} for _ in range(5)]
     rows = [{"row": next(place), "documents": documents}, {"row": 1, "documents": payloads[:20], "text": next(place)}]
@@ -306,6 +340,12 @@ def hostile() -> list[dict[str, Any]]:
 def records() -> list[dict[str, Any]]:
     """A completed run of 200 steps."""
     return completed_records()
+
+
+@pytest.fixture
+def mixed_records() -> list[dict[str, Any]]:
+    """The same run, on a mixture."""
+    return [mixture_record() if record["kind"] == "data" else record for record in completed_records()]
 
 
 @pytest.fixture

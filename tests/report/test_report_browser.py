@@ -45,7 +45,7 @@ def test_the_policy_stops_what_escaping_would_have_let_through(records: Records,
         visit.context.close()
 
 
-@pytest.mark.parametrize("kind", ["records", "hostile"])
+@pytest.mark.parametrize("kind", ["records", "mixed_records", "hostile"])
 @pytest.mark.parametrize("width", [320, 390, 768, 1200])
 def test_the_page_never_scrolls_sideways(
     kind: str, width: int, run_of: RunOf, browser: Any, request: pytest.FixtureRequest

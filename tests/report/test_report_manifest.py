@@ -55,6 +55,26 @@ def test_training_parameters_are_those_used_not_those_asked_for(records: Records
     assert (parameters["total_steps"], parameters["steps_done"], parameters["warmup_steps"]) == (200, 200, 20)
 
 
+def test_the_manifest_lists_every_store(records: Records, mixed_records: Records) -> None:
+    one, several = build_manifest(records), build_manifest(mixed_records)
+    assert [store["name"] for store in one["stores"]] == ["store"]
+    assert one["mixture"] is None
+    assert several["store"]["digest"] == several["stores"][0]["digest"] == one["store"]["digest"]
+    assert several["stores"][1] == {
+        "name": "books",
+        "path": "stores/books",
+        "version": 3,
+        "digest": "77aa",
+        "documents": 1_210,
+        "tokens": 5_365_488,
+    }
+    assert [(source["name"], source["weight"], source["share"]) for source in several["mixture"]] == [
+        ("code", 0.5, 0.3),
+        ("books:new/**", 3, 0.1),
+        ("books:rest", 1, 0.6),
+    ]
+
+
 def test_training_report_is_derived_from_the_steps(records: Records) -> None:
     report = build_manifest(records)["training_report"]
     steps = [record for record in records if record["kind"] == "step"]
@@ -165,7 +185,7 @@ _anything = st.recursive(
 )
 FIELD_NAMES = """time name status seconds detail step loss tokens position split rows documents text splits skipped
     config hardware gpu gpus memory_bytes value reason message command path bytes bits_per_byte learning_rate
-    data_seconds"""
+    data_seconds store stores mixture mix name weight share version"""
 KINDS = "start phase choice data rows step evaluation checkpoint sample hardware event end train other"
 _bent_record = st.builds(
     lambda kind, fields: {**fields, "kind": kind},

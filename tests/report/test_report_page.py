@@ -41,6 +41,49 @@ def test_the_figures_of_a_run_are_on_its_page(records: Records, run_of: RunOf) -
     assert_harmless(page)
 
 
+def test_every_store_of_a_mixture_is_on_the_page(mixed_records: Records, run_of: RunOf) -> None:
+    page = Page(write_page(run_of(mixed_records)))
+    text = page.text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "Stores15 M tokens, 13,641 documents in 2 stores" in text
+    for expected in (
+        "code runs/demo/store@110,5618,204,9910.530 %",
+        "books:new/** stores/books@37782,900310 %",
+        "books:rest stores/books@31,0124,746,100160 %",
+        "code, 12,431 documents, 9.63 M tokens",
+        "books, 1,210 documents, 5.37 M tokens",
+        "77aa",
+        "near-copy",
+        "empty",
+    ):
+        assert expected in text
+    identifiers = page.attributes("id")
+    assert len(identifiers) == len(set(identifiers)), "both stores have a chart of their lengths"
+    assert_harmless(page)
+
+
+def test_what_is_not_known_of_a_store_is_not_made_up(mixed_records: Records, run_of: RunOf) -> None:
+    """Records of a mixture used to hold the figures of its first store alone."""
+    data = next(record for record in mixed_records if record["kind"] == "data")
+    names = ("name", "store", "version", "digest")
+    data["stores"] = [{name: store[name] for name in names} for store in data["stores"]]
+    text = Page(write_page(run_of(mixed_records))).text
+    assert "13,641" not in text
+    assert "in 2 stores" not in text
+    assert "code, 12,431 documents" in text
+    assert "books:rest stores/books@31,0124,746,100160 %" in text
+    assert "77aa" in text
+    assert "No document was left out" not in text
+
+
+def test_a_mixture_of_many_stores_has_a_page_of_bounded_size(mixed_records: Records, run_of: RunOf) -> None:
+    data = next(record for record in mixed_records if record["kind"] == "data")
+    data["stores"] = data["stores"] * 500
+    data["mixture"]["mix"] = data["mixture"]["mix"] * 500
+    path = write_page(run_of(mixed_records))
+    assert "more stores in records.jsonl" in Page(path).text
+    assert path.stat().st_size < 300_000
+
+
 def test_every_chart_has_title_and_description(records: Records, run_of: RunOf) -> None:
     page = Page(write_page(run_of(records)))
     plots = [attributes for tag, attributes in page.elements if tag == "svg" and attributes.get("role") == "img"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import string
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from penstock.train import train
 from penstock.train.length import run_length
 from penstock.train.start import training_mixture, training_plan
 
-from .conftest import Train, losses, tiny_config
+from .conftest import Train, events, losses, tiny_config
 
 FAST = ("steps=null", "eval_every_steps=null", "checkpoint_every_steps=null", "sample_tokens=0", "batch_rows=8")
 
@@ -170,6 +171,40 @@ def other_store_path(tmp_path_factory: pytest.TempPathFactory, store_path: Path)
         source = FilesSource(name="texts", root=str(folder / "texts"))
         prepare([source], folder / "other", tokenizer=first.tokenizer(), options=PrepareOptions())
     return folder / "other"
+
+
+@pytest.fixture(scope="module")
+def bare_store_path(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Path:
+    """A store whose only targets are end tokens: each document is one token."""
+    folder = tmp_path_factory.mktemp("bare-data")
+    (folder / "texts").mkdir()
+    for letter in string.ascii_letters + string.digits:
+        (folder / "texts" / f"{ord(letter)}.txt").write_text(letter)
+    with open_store(store_path) as first:
+        source = FilesSource(name="texts", root=str(folder / "texts"))
+        prepare([source], folder / "bare", tokenizer=first.tokenizer(), options=PrepareOptions())
+    return folder / "bare"
+
+
+@pytest.mark.parametrize("bare_first", [False, True])
+def test_a_store_without_a_target_with_bytes_is_left_out_of_the_evaluation_alone(
+    tmp_path: Path, store: Store, bare_store_path: Path, *, bare_first: bool
+) -> None:
+    config = tiny_config("eval_rows=null", "steps=3")
+    with open_store(bare_store_path) as bare, RunLog(tmp_path / "mixed") as log:
+        assert len(bare.kept_documents("val")) > 0
+        stores = {"bare": bare, "one": store} if bare_first else {"one": store, "bare": bare}
+        first = next(iter(stores.values()))
+        result = train(config, first, tmp_path / "mixed", log, mixed_with=stores)
+    one, both = of_kind(tmp_path / "mixed", "evaluation")
+    assert (one["store"], "store" in both) == ("one", False)
+    assert both["loss"] == one["loss"] == result.val_loss
+    (event,) = [message for message in events(tmp_path / "mixed") if "no evaluation" in message]
+    assert "bare" in event
+    with open_store(bare_store_path) as bare, RunLog(tmp_path / "bare") as log:
+        result = train(config, bare, tmp_path / "bare", log)
+    assert result.val_loss is None
+    assert of_kind(tmp_path / "bare", "evaluation") == []
 
 
 def test_every_store_of_a_mixture_is_evaluated(tmp_path: Path, store: Store, other_store_path: Path) -> None:

@@ -171,6 +171,7 @@ def test_a_full_disk_at_the_last_save_is_an_error(
     with pytest.raises(DiskError) as caught:
         run_training(tmp_path)
     assert os.strerror(errno.ENOSPC) in caught.value.message
+    assert "--resume" in caught.value.hint
     set_before_operation(None)
     found = find_latest(tmp_path)
     assert found is not None

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,7 +24,7 @@ from penstock.cli.data import prepare_facts
 from penstock.cli.experts import prepared_stores, record_adapted
 from penstock.cli.live import shown_records
 from penstock.cli.output import note, one_line, print_json, progress_bar
-from penstock.errors import ConfigError, InputError, PenstockError
+from penstock.errors import RESUME, RUN_AGAIN, ConfigError, InputError, PenstockError
 
 if TYPE_CHECKING:
     from penstock.runlog import RunLog
@@ -106,10 +107,10 @@ def train(
     with ExitStack() as stack:
         if names:
             stores = _all_opened(names, out, stack, resume=resume)
-            log = stack.enter_context(_recorded(out, loaded))
+            log = stack.enter_context(_recorded(out, loaded, again=RESUME))
             record_adapted(adaptation.with_prepared_store() if adaptation else None, log, verbose=verbose)
         else:
-            log = stack.enter_context(_recorded(out, loaded))
+            log = stack.enter_context(_recorded(out, loaded, again=RESUME))
             stores = _expert_stores(loaded, adaptation, out, log, stack, resume=resume, cache=cache, verbose=verbose)
         first = next(iter(stores.values()))
         result = _train(loaded, first, out, log, resume=resume, mixed_with=stores, shows_choices=not json_output)
@@ -160,7 +161,7 @@ def run(
                 hint="leave them out, or give a config without a data set",
             )
         with ExitStack() as stack:
-            log = stack.enter_context(_recorded(folder, loaded))
+            log = stack.enter_context(_recorded(folder, loaded, again=RUN_AGAIN))
             stores = _expert_stores(loaded, adaptation, folder, log, stack, resume=resume, verbose=verbose)
             first = next(iter(stores.values()))
             result = _train(loaded, first, folder, log, resume=resume, mixed_with=stores, shows_choices=verbose)
@@ -168,7 +169,7 @@ def run(
         return
     if not json_output:
         note(f"preparing {one_line(' '.join(words))} into {folder / 'store'}")
-    with _recorded(folder, loaded) as log:
+    with _recorded(folder, loaded, again=RUN_AGAIN) as log:
         record_adapted(adaptation, log, verbose=verbose)
         _prepare(words, folder / "store", tokenizer, log, adaptation)
         with _opened(str(folder / "store"), folder, resume=resume) as store:
@@ -236,8 +237,11 @@ def _opened(data: str, folder: Path, *, resume: bool, name: str | None = None) -
 
 
 @contextmanager
-def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
-    """A run's log; however the run ends, its records say so and the manifest and page are written."""
+def _recorded(folder: Path, config: TrainConfig, *, again: str) -> Iterator[RunLog]:
+    """A run's log; however the run ends, its records say so and the manifest and page are written.
+
+    `again` is how the command goes on after the disk refused something.
+    """
     from penstock import fs
     from penstock.hardware import probe
     from penstock.report import write_manifest, write_page
@@ -249,7 +253,8 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
         yield SilentLog()
         return
     hardware = probe().as_dict()
-    with fs.fail_as_disk_error(f"writing the run in {folder}"), RunLog(folder) as log:
+    disk_errors = partial(fs.fail_as_disk_error, f"writing the run in {folder}", again=again)
+    with disk_errors(), RunLog(folder) as log:
         log.append(
             "start",
             command=shlex.join(["penstock", *sys.argv[1:]]),
@@ -260,7 +265,8 @@ def _recorded(folder: Path, config: TrainConfig) -> Iterator[RunLog]:
             config=config.model_dump(mode="json"),
         )
         try:
-            yield log
+            with disk_errors():  # recorded with the hint that is printed
+                yield log
         except PenstockError as error:
             log.append("end", status="failed", message=f"{error.message} (hint: {error.hint})")
             raise
@@ -367,28 +373,21 @@ def _table_of_choices(folder: Path, log: RunLog) -> list[tuple[str, ...]]:
 
 
 def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping[str, Store]) -> None:
-    """What is trained on: the version's figures, and a few rows for the page."""
+    """What is trained on: the figures of each store's version, and a few rows for the page."""
     from penstock.load.rows import describe_row
     from penstock.report.repository import repository_stats
-    from penstock.store.statistics import statistics
     from penstock.train.start import training_mixture, training_plan
 
     mixture = training_mixture(config, stores)
+    figures = {name: _figures(one) for name, one in stores.items()}
     mixed: dict[str, Any] = {}
     if mixture is not None:
-        told = [
-            {"name": name, "store": one.location, "version": one.version, "digest": one.digest}
-            for name, one in stores.items()
-        ]
+        told = [{"name": name, "version": stores[name].version, **facts} for name, facts in figures.items()]
         mixed = {"mixture": mixture.describe(), "stores": told}
-    counts = store.manifest.counts
     log.append(
         "data",
-        store=store.location,
         store_version=store.version,
-        digest=store.digest,
-        **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
-        statistics=asdict(statistics(store)),
+        **next(iter(figures.values())),
         repository=repository_stats(stores.values()),
         **mixed,
     )
@@ -401,6 +400,19 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping
     numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
     rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
     log.append("rows", split="train", seq_len=config.seq_len, rows=[_row_for_page(row) for row in rows])
+
+
+def _figures(store: Store) -> dict[str, Any]:
+    """What a store holds, by the names of the records."""
+    from penstock.store.statistics import statistics
+
+    counts = store.manifest.counts
+    return {
+        "store": store.location,
+        "digest": store.digest,
+        **{name: counts[name] for name in ("documents", "tokens", "bytes", "splits", "skipped")},
+        "statistics": asdict(statistics(store)),
+    }
 
 
 def _row_for_page(row: dict[str, Any]) -> dict[str, Any]:
@@ -431,7 +443,7 @@ def _finish(folder: Path, result: TrainResult, *, json_output: bool) -> None:
             print(line)
     if result.status == "interrupted" and not _is_follower():
         note("error: the run was stopped before its last step; everything so far is saved")
-        note("hint: run the same command again with --resume (`penstock run` resumes by itself)")
+        note(f"hint: {RESUME} (`penstock run` resumes by itself)")
     if result.status == "interrupted":
         raise typer.Exit(INTERRUPTED_EXIT)
 

@@ -67,7 +67,10 @@ class Chart:
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """A histogram: `values` between `edges`, of which there is one more; `hints` are shown over a column."""
+    """A histogram: `values` between `edges`, of which there is one more; `hints` are shown over a column.
+
+    `number` counts those of one title on a page.
+    """
 
     title: str
     subtitle: str
@@ -78,6 +81,7 @@ class Columns:
     hints: Sequence[str]
     value_text: Callable[[float], str]
     tone: str = "train"
+    number: int = 1
     height_pixels: int = 180
 
 
@@ -120,7 +124,7 @@ def columns_figure(chart: Columns) -> Markup:
         _label_below(chart, chart.edges[place], place / len(chart.values))
         for place in range(0, len(chart.edges), stride)
     ]
-    plot = _named_plot(chart, [*_grid(chart, down), *labels, *columns])
+    plot = _named_plot(chart, [*_grid(chart, down), *labels, *columns], number=chart.number)
     head = tag("figcaption", _caption(chart))
     return tag("figure", head, tag("div", _axis(chart, down), plot, class_="frame"), class_="chart")
 
@@ -174,9 +178,9 @@ def _grid(chart: Drawing, down: Scale) -> list[Markup]:
     ]
 
 
-def _named_plot(chart: Drawing, drawn: Sequence[Markup]) -> Markup:
+def _named_plot(chart: Drawing, drawn: Sequence[Markup], *, number: int = 1) -> Markup:
     """The drawing with its name and what it says, for those who can't see it."""
-    name = f"chart-{chart.title.lower().replace(' ', '-')}"
+    name = f"chart-{chart.title.lower().replace(' ', '-')}" + (f"-{number}" if number > 1 else "")
     return tag(
         "svg",
         tag("title", chart.title, id=f"{name}-title"),

@@ -1,11 +1,13 @@
 """What went in and what came out: the data, rows as the model saw them, text it wrote.
 
-In: a `Run`. Out: markup of the store's splits and left-out documents, of sample rows with the borders and origins of
-their documents, and of generated text. All of it is text that strangers wrote. Cost: linear in what is shown.
+In: a `Run`. Out: markup of the sources of a mixture, of each store's splits and left-out documents, of sample rows with
+the borders and origins of their documents, and of generated text. All of it is text that strangers wrote. Cost: linear
+in what is shown.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.report import quantities
@@ -13,11 +15,13 @@ from penstock.report.charts import bar
 from penstock.report.corpus import length_content, longest_content, origin_content
 from penstock.report.fields import finite, line_of, mapping, sequence
 from penstock.report.markup import Markup, clipped, joined, tag
-from penstock.report.run import Run, Sample
-from penstock.report.tables import MOST_TABLE_ROWS, NOTHING, NUMBER, count_text, fact_list, line, table
+from penstock.report.run import Run, Sample, Source, StoreFacts
+from penstock.report.summary import plural
+from penstock.report.tables import ABSENT, MOST_TABLE_ROWS, NOTHING, NUMBER, count_text, fact_list, line, table
 
 __all__ = ["data_content", "row_content", "sample_content"]
 
+MOST_STORES = 12
 MOST_SAMPLE_ROWS = 6
 MOST_SAMPLES = 6
 MOST_TEXT_CHARACTERS = 2400
@@ -25,19 +29,49 @@ ORIGIN_NAMES = ("origin", "path", "key", "source")
 
 
 def data_content(run: Run) -> Markup:
-    """The store, its splits, and what was left out."""
-    if run.store is None:
-        return NOTHING
-    store = run.store
+    """What each source of a mixture gives; then the stores, their splits, and what was left out."""
+    shown = run.stores[:MOST_STORES]
+    parts = [_store(store, number) for number, store in enumerate(shown, start=1)]
+    if len(shown) > 1:
+        titles = [tag("summary", _store_title(store)) for store in shown]
+        parts = [tag("details", title, part) for title, part in zip(titles, parts, strict=True)]
+    if len(run.stores) > len(shown):
+        left_out = plural(len(run.stores) - len(shown), "more store")
+        parts.append(tag("p", f"{left_out} in records.jsonl.", class_="quiet"))
+    return joined([_mixture(run.mixture), tag("div", *parts, class_="below")] if run.mixture else parts)
+
+
+def _mixture(sources: Sequence[Source]) -> Markup:
+    rows = []
+    for one in sources:
+        share = one.share or 0
+        meter = tag("div", bar(share), tag("span", quantities.percent(100 * share)))
+        name = joined([tag("span", line(one.name)), tag("small", f" {line(one.place)}")])
+        weight = ABSENT if one.weight is None else f"{one.weight:g}"
+        rows.append((name, count_text(one.documents), count_text(one.tokens), weight, meter))
+    counts = [(name, NUMBER) for name in ("Documents", "Tokens", "Weight")]
+    header = [("Source", ""), *counts, ("Share of an epoch", "meter")]
+    return table("Sources of the training split", header, rows) if rows else NOTHING
+
+
+def _store_title(store: StoreFacts) -> str:
+    counts = [
+        plural(store.documents, "document") if store.documents is not None else "",
+        f"{quantities.compact(store.tokens)} tokens" if store.tokens is not None else "",
+    ]
+    return ", ".join([line(store.name), *filter(None, counts)])
+
+
+def _store(store: StoreFacts, number: int) -> Markup:
     facts = [
-        ("Store", f"{store.path}@{store.version}" if store.version is not None else store.path),
+        ("Store", store.place),
         ("Size", quantities.bytes_text(store.num_bytes) if store.num_bytes is not None else ""),
         ("Digest", store.digest),
     ]
-    tables = [_splits(store.splits), _skipped(store.skipped)]
+    tables = [_splits(store.splits), _skipped(store.skipped)] if store.splits else []
     parts = [fact_list(facts), tag("div", *tables, class_="pair")]
     if store.statistics:
-        lengths = length_content(store.statistics)
+        lengths = length_content(store.statistics, number=number)
         origins = tag("div", origin_content(store.statistics), longest_content(store.statistics), class_="stack")
         more = tag("details", tag("summary", "Sources, languages, folders, longest documents"), origins)
         parts += [tag("div", lengths, class_="below"), more]

@@ -22,8 +22,8 @@ MOST_TEXT_CHARACTERS = 2400
 NO_NAME = "none known"
 
 
-def length_content(statistics: dict[str, Any]) -> Markup:
-    """How long documents are, and in documents of which length the tokens lie."""
+def length_content(statistics: dict[str, Any], *, number: int = 1) -> Markup:
+    """How long documents are, and in documents of which length the tokens lie; `number` is the store's on its page."""
     lengths = mapping(statistics.get("lengths"))
     bins = [mapping(one) for one in sequence(lengths.get("histogram"))]
     if not bins:
@@ -40,11 +40,11 @@ def length_content(statistics: dict[str, Any]) -> Markup:
         ("Longest", f"{count_text(finite(lengths.get('max')))} tokens"),
         ("Mean", f"{quantities.decimal(mean)} tokens" if mean is not None else ""),
     ]
-    figures = [_lengths_figure(bins, measure=measure) for measure in ("documents", "tokens")]
+    figures = [_lengths_figure(bins, measure=measure, number=number) for measure in ("documents", "tokens")]
     return joined([tag("div", *figures, class_="pair first"), tag("div", fact_list(facts), class_="below")])
 
 
-def _lengths_figure(bins: list[dict[str, Any]], *, measure: str) -> Markup:
+def _lengths_figure(bins: list[dict[str, Any]], *, measure: str, number: int) -> Markup:
     values = [finite(one.get(measure)) or 0.0 for one in bins]
     ranges = [(whole(one.get("shortest")) or 0, whole(one.get("longest")) or 0) for one in bins]
     total = sum(values)
@@ -66,6 +66,7 @@ def _lengths_figure(bins: list[dict[str, Any]], *, measure: str) -> Markup:
             ],
             value_text=lambda value: quantities.compact(value).replace(" ", ""),
             tone="train" if measure == "documents" else "validation",
+            number=number,
         )
     )
 

@@ -24,6 +24,7 @@ __all__ = ["MANIFEST_NAME", "PAGE_NAME", "SCHEMA_VERSION", "build_manifest", "wr
 SCHEMA_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 PAGE_NAME = "report.html"
+STORE_NAMES = ("name", "path", "version", "digest", "documents", "tokens")
 
 
 def write_manifest(run_folder: Path, records: Sequence[Record] | None = None) -> Path:
@@ -55,6 +56,8 @@ def build_manifest(records: Sequence[Record]) -> dict[str, Any]:
         "hardware": run.hardware,
         "choices": [dataclasses.asdict(choice) for choice in run.choices],
         "store": _store(run),
+        "stores": [{name: getattr(store, name) for name in STORE_NAMES} for store in run.stores],
+        "mixture": [dataclasses.asdict(source) for source in run.mixture] or None,
         "repository_stats": run.repository or None,
         "training_parameters": measures.parameters(run),
         "sequence_metadata": measures.sequence_metadata(run),
@@ -71,9 +74,10 @@ def build_manifest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def _store(run: Run) -> dict[str, Any] | None:
-    if run.store is None:
+    """The first store, with all that is known of it."""
+    if not run.stores:
         return None
-    facts = dataclasses.asdict(run.store)
+    facts = dataclasses.asdict(run.stores[0])
     facts["bytes"] = facts.pop("num_bytes")
     return facts
 

@@ -29,6 +29,7 @@ __all__ = [
     "parameters",
     "sequence_metadata",
     "steps_done",
+    "stored",
     "timing",
     "tokens_per_second",
     "tokens_trained",
@@ -140,6 +141,14 @@ def tokens_trained(run: Run) -> float | None:
     if len(run.steps) < steps_done(run):
         return None
     return sum(step.tokens or 0 for step in run.steps)
+
+
+def stored(run: Run) -> tuple[int, int] | None:
+    """Documents and tokens of all stores together; None where those of one aren't recorded."""
+    tokens = [store.tokens for store in run.stores if store.tokens is not None]
+    if not tokens or len(tokens) < len(run.stores):
+        return None
+    return sum(store.documents or 0 for store in run.stores), sum(tokens)
 
 
 def _timed(run: Run) -> list[tuple[Step, float]]:

@@ -10,8 +10,8 @@ over at most `MOST_TOKENS` tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,18 +38,12 @@ def score_again(sides: Sequence[Side]) -> Rescored:
     """
     first = sides[0]
     with ExitStack() as stack:
-        try:
+        with _refusing(sides, way_out="put that back where it was"):
             stores = [stack.enter_context(open_trained_store(side.folder)[1]) for side in sides]
+        with _refusing(sides):
             documents = common_documents(stores, split=first.held_out.split)
+        with _refusing(sides, way_out="put that back where it was"):
             models = [_opened(side) for side in sides]
-        except PenstockError as error:
-            odd = next(side for side in sides if side.held_out != first.held_out)
-            different = "; ".join(first.held_out.differences(odd.held_out))
-            raise InputError(
-                f"{first.folder} and {odd.folder} were scored on different rows ({different}) "
-                f"and can't be scored again: {error.message}",
-                hint="put that back where it was, or train both on one store with the same seq_len, pack and eval_rows",
-            ) from error
         seq_len = min(first.held_out.seq_len, *(model.max_positions for model in models))
         scores = [
             _score(model, store, chosen, side=first, seq_len=seq_len)
@@ -61,6 +55,22 @@ def score_again(sides: Sequence[Side]) -> Rescored:
             tokenizers_differ=len({store.manifest.tokenizer["digest"] for store in stores}) > 1,
             seq_len=seq_len,
         )
+
+
+@contextmanager
+def _refusing(sides: Sequence[Side], *, way_out: str = "") -> Iterator[None]:
+    """Says why the runs must be scored again where they can't be, with the error's own way out or a better one."""
+    try:
+        yield
+    except PenstockError as error:
+        first = sides[0]
+        odd = next(side for side in sides if side.held_out != first.held_out)
+        different = "; ".join(first.held_out.differences(odd.held_out))
+        raise InputError(
+            f"{first.folder} and {odd.folder} were scored on different rows ({different}) "
+            f"and can't be scored again: {error.message}",
+            hint=f"{way_out or error.hint}, or train both on one store with the same seq_len, pack and eval_rows",
+        ) from error
 
 
 def _opened(side: Side) -> Any:

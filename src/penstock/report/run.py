@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import InputError
-from penstock.report.fields import finite, line_of, mapping, shell_line, whole
+from penstock.report.fields import finite, line_of, mapping, sequence, shell_line, whole
 from penstock.runlog import RECORDS_NAME, Record, latest_by_step, read_records
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Phase",
     "Run",
     "Sample",
+    "Source",
     "Step",
     "StoreFacts",
     "read_run_records",
@@ -51,8 +52,9 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class StoreFacts:
-    """The data trained on."""
+    """A store trained on; its name is that in a mixture, or of its folder."""
 
+    name: str
     path: str
     version: int | None
     digest: str
@@ -62,6 +64,29 @@ class StoreFacts:
     splits: dict[str, Any]
     skipped: dict[str, Any]
     statistics: dict[str, Any]
+
+    @property
+    def place(self) -> str:
+        """What opens it: path and version."""
+        return _place(self.path, self.version)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """A source of a mixture: a store, or part of one. Documents and tokens are those of its training split.
+
+    Attributes:
+        place: path and version of its store.
+        weight: as given.
+        share: of the rows of an epoch.
+    """
+
+    name: str
+    place: str
+    documents: int | None
+    tokens: int | None
+    weight: float | None
+    share: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +155,8 @@ class Run:
     num_starts: int = 0
     choices: tuple[Choice, ...] = ()
     phases: tuple[Phase, ...] = ()
-    store: StoreFacts | None = None
+    stores: tuple[StoreFacts, ...] = ()
+    mixture: tuple[Source, ...] = ()
     repository: dict[str, Any] = field(default_factory=dict)
     length: dict[str, Any] = field(default_factory=dict)
     epochs: tuple[Record, ...] = ()
@@ -149,6 +175,7 @@ class Run:
         sessions = sessions_of(whole_records)
         start = next((record for record in reversed(whole_records) if record.get("kind") == "start"), {})
         first_start = sessions[0][0] if sessions else {}
+        data = next((record for record in reversed(whole_records) if record.get("kind") == "data"), {})
         return cls(
             **_outcome(sessions[-1] if sessions else []),
             command=shell_line(start.get("command")),
@@ -162,8 +189,9 @@ class Run:
             num_starts=sum(record.get("kind") == "start" for record in whole_records),
             choices=tuple(_choices(_of_kind(whole_records, "choice"))),
             phases=tuple(_phases(_of_kind(whole_records, "phase"))),
-            store=_store(_of_kind(whole_records, "data")),
-            repository=mapping(next(iter(_of_kind(whole_records, "data")[-1:]), {}).get("repository")),
+            stores=tuple(_stores(data)),
+            mixture=tuple(_sources(data)),
+            repository=mapping(data.get("repository")),
             length=next(iter(_of_kind(whole_records, "length")[-1:]), {}),
             epochs=tuple(_by_step(whole_records, "epoch")),
             steps=tuple(_step(record) for record in _by_step(whole_records, "step")),
@@ -252,13 +280,22 @@ def _phases(records: list[Record]) -> list[Phase]:
     return list(by_name.values())
 
 
-def _store(records: list[Record]) -> StoreFacts | None:
-    if not records:
-        return None
-    record = records[-1]
+def _stores(data: Record) -> list[StoreFacts]:
+    """All stores of a `data` record. The first is its own; a mixture lists them all, with that one in front."""
+    if not data:
+        return []
+    first = {**data, "name": None, "version": data.get("store_version")}
+    listed = [mapping(one) for one in sequence(data.get("stores"))]
+    # An older record lists the names of its stores alone: only the first one's figures are known then.
+    return [_store(first | one if place == 0 else one) for place, one in enumerate(listed or [first])]
+
+
+def _store(record: dict[str, Any]) -> StoreFacts:
+    path = line_of(record.get("store"))
     return StoreFacts(
-        path=line_of(record.get("store")),
-        version=whole(record.get("store_version")),
+        name=line_of(record.get("name")) or path.rstrip("/").rpartition("/")[2],
+        path=path,
+        version=whole(record.get("version")),
         digest=line_of(record.get("digest")),
         documents=whole(record.get("documents")),
         tokens=whole(record.get("tokens")),
@@ -266,6 +303,25 @@ def _store(records: list[Record]) -> StoreFacts | None:
         splits=mapping(record.get("splits")),
         skipped=mapping(record.get("skipped")),
         statistics=mapping(record.get("statistics")),
+    )
+
+
+def _place(path: str, version: int | None) -> str:
+    return path if version is None else f"{path}@{version}"
+
+
+def _sources(data: Record) -> list[Source]:
+    return [_source(mapping(one)) for one in sequence(mapping(data.get("mixture")).get("mix"))]
+
+
+def _source(record: dict[str, Any]) -> Source:
+    return Source(
+        name=line_of(record.get("name")),
+        place=_place(line_of(record.get("store")), whole(record.get("version"))),
+        documents=whole(record.get("documents")),
+        tokens=whole(record.get("tokens")),
+        weight=finite(record.get("weight")),
+        share=finite(record.get("share")),
     )
 
 

@@ -58,9 +58,11 @@ def key_figures(run: Run) -> Markup:
     if run.steps and (tokens := measures.tokens_trained(run)):
         small = f"tokens in {plural(measures.steps_done(run), 'step')}"
         figures.append(figure("Trained on", quantities.compact(tokens), small))
-    if run.store and run.store.tokens is not None:
-        small = f"tokens, {run.store.documents or 0:,} documents"
-        figures.append(figure("Store", quantities.compact(run.store.tokens), small))
+    if counts := measures.stored(run):
+        documents, tokens = counts
+        several = f" in {plural(len(run.stores), 'store')}" if len(run.stores) > 1 else ""
+        name = "Stores" if several else "Store"
+        figures.append(figure(name, quantities.compact(tokens), f"tokens, {documents:,} documents{several}"))
     if run.started is not None:
         figures.append(figure("Time", quantities.duration(run.seconds), _starts_text(run)))
     return tag("dl", *figures, class_="figures") if figures else NOTHING

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from torch import nn
 
 from penstock import fs
-from penstock.errors import TrainingError
+from penstock.errors import RESUME, TrainingError
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.train.callbacks import Callback, Callbacks
@@ -123,7 +123,7 @@ def train(
         tell("event", message=message)
 
     with ExitStack() as stack:
-        stack.enter_context(fs.fail_as_disk_error(f"writing the run in {run_folder}:"))
+        stack.enter_context(fs.fail_as_disk_error(f"writing the run in {run_folder}:", again=RESUME))
         stack.enter_context(joined(world, device_of_ranks(config.device)))
         interruption = stack.enter_context(Interruption(world))
 

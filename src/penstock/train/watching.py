@@ -5,7 +5,7 @@ progress. None changes what the next step computes: the model is put in evaluati
 from a generator of its own.
 
 With several stores each one's `val` split is scored, and recorded with the store's name; the loss that counts is the
-mean over the targets of all of them.
+mean over the targets of all of them. A store whose held-out rows hold no target with bytes is left out, with an event.
 """
 
 from __future__ import annotations
@@ -31,17 +31,22 @@ NO_ID = -1
 
 def watch(run: Run, progress: Progress) -> None:
     """Scores the held-out rows and draws a sample; records both. A signal ends it without a record."""
-    if not run.data.held_out:
-        return
+    held_out = run.data.held_out
     found: dict[str, Evaluation] = {}
-    for name, plan in run.data.held_out.items():
+    for name, plan in held_out.items():
         evaluation = _evaluation(run, plan)
-        if evaluation is None:
-            why = run.interruption.requested or "the held-out rows hold no target with bytes"
-            run.tell("event", message=f"no evaluation at step {progress.step}: {why}")
+        if evaluation is not None:
+            found[name] = evaluation
+        elif run.interruption.requested is not None:
+            run.tell("event", message=f"no evaluation at step {progress.step}: {run.interruption.requested}")
             return
-        found[name] = evaluation
-    if len(found) > 1:
+        else:
+            where = f" of {name}" if len(held_out) > 1 else ""
+            why = "the held-out rows hold no target with bytes"
+            run.tell("event", message=f"no evaluation{where} at step {progress.step}: {why}")
+    if not found:
+        return
+    if len(held_out) > 1:
         for name, evaluation in found.items():
             _record(run, progress, evaluation, store=name)
     together = evaluations_together(found.values())
