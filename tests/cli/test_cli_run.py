@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 
@@ -166,3 +167,33 @@ def test_a_folder_that_is_no_repository_is_refused_with_the_command_for_folders(
     result = penstock("run", "--repo", "text", "--out", "r", expect=None)
     result.assert_one_error()
     assert "penstock run text" in result.err
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "3000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ids=["by itself", "by its count", "by policy"],
+)
+@pytest.mark.parametrize("command", ["train", "run"])
+def test_how_long_threads_spin_is_set_before_torch_is_imported(command, given, expected, tmp_path, store_path, corpus):
+    driver = (
+        "import os, sys\n"
+        "class Watcher:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'torch': print(os.environ.get('GOMP_SPINCOUNT')); sys.stdout.flush(); os._exit(0)\n"
+        "sys.meta_path.insert(0, Watcher())\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    words = ["train", "--data", str(store_path)] if command == "train" else ["run", str(corpus)]
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", driver, *words, "--out", str(tmp_path / "r")],
+        env={**environment, **given},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == expected
