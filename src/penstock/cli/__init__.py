@@ -56,26 +56,20 @@ class _Signalled(BaseException):
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
 
-    @classmethod
-    def number_met(cls) -> int | None:
-        """The same, for those who have set it a moment ago."""
-        return cls.met
-
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Runs one command and exits."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments or bool(os.environ.get("PENSTOCK_DEBUG"))
-    _Signalled.met = None
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, _raise_signalled)
         status = _run([word for word in arguments if word != "--debug"], debug=debug)
     except BaseException:
         # Imports take a third of a second, and those of C make an ImportError or a SyntaxError of any exception.
-        if (number_met := _Signalled.number_met()) is None:
+        if _Signalled.met is None:
             raise
-        status = _interrupted(number_met)
+        status = _interrupted(_Signalled.met)
     if os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         _leave_before_threads(status)
     sys.exit(status)

@@ -303,6 +303,7 @@ class _Bucket:
     def __init__(self, url: str, options: dict[str, Any]) -> None:
         import obstore.store
 
+        self._ask: Any = obstore
         self._store = obstore.store.from_url(url, **options)
 
     def invalidate_cache(self) -> None:
@@ -310,38 +311,29 @@ class _Bucket:
 
     def ls(self, path: str, *, detail: bool) -> list[dict[str, Any]]:
         """Name and size of the objects in a folder."""
-        import obstore
-
-        objects = obstore.list_with_delimiter(self._store, _key(path))["objects"]
+        objects = self._ask.list_with_delimiter(self._store, _key(path))["objects"]
         return [{"name": found["path"], "size": found["size"]} for found in objects]
 
     def info(self, path: str, *, refresh: bool) -> dict[str, Any]:
         """Size and entity tag of an object."""
-        import obstore
-
-        found = obstore.head(self._store, _key(path))
+        found = self._ask.head(self._store, _key(path))
         return {"size": found["size"], "e_tag": found["e_tag"]}
 
     def cat_file(self, path: str, *, start: int, end: int) -> bytes:
         """Some bytes of an object."""
-        import obstore
-
-        found: bytes = obstore.get_range(self._store, _key(path), start=start, end=end).to_bytes()
+        found: bytes = self._ask.get_range(self._store, _key(path), start=start, end=end).to_bytes()
         return found
 
     def put_file(self, file: str, path: str) -> None:
         """Makes a file the content of an object."""
-        import obstore
-
-        obstore.put(self._store, _key(path), Path(file))
+        self._ask.put(self._store, _key(path), Path(file))
 
     def pipe_file(self, path: str, data: bytes, *, mode: str) -> None:
         """Makes an object unless there is one."""
-        import obstore
         from obstore.exceptions import AlreadyExistsError
 
         try:
-            obstore.put(self._store, _key(path), data, mode=mode)
+            self._ask.put(self._store, _key(path), data, mode=mode)
         except AlreadyExistsError as error:
             raise FileExistsError(path) from error
 

@@ -160,7 +160,8 @@ def estimate_store(
     options = options or PrepareOptions()
     _refuse_foreign_folder(out)
     tokenizer = tokenizer or default_tokenizer(out, sources, options)
-    rules = recorded_rules(open_store(out) if list_versions(out) else None)
+    with open_store(out) if list_versions(out) else contextlib.nullcontext() as previous:
+        rules = recorded_rules(previous)
     cleaning = {source.name: _cleaning_of(source, options) for source in sources}
     return estimate(
         sources,
