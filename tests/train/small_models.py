@@ -32,6 +32,8 @@ def _config_of(kind: str) -> Any:
         return transformers.GraniteConfig(**SIZES, attention_multiplier=0.5)
     if kind == "mistral":
         return transformers.MistralConfig(**SIZES, sliding_window=8)
+    if kind == "qwen2":  # query, key and value have a bias
+        return transformers.Qwen2Config(**SIZES)
     if kind == "qwen3":
         return transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)
     if kind == "gemma2":  # bends its logits: the head is more than one product

@@ -17,6 +17,7 @@ from torch import nn
 
 from penstock.errors import ConfigError, MissingExtraError, nearest_first
 from penstock.train.language_model import LanguageModel
+from penstock.train.low_rank import quicken
 from penstock.train.model_config import AdapterConfig
 from penstock.train.pretrained import PretrainedModel
 from penstock.train.quiet_imports import quiet_import
@@ -65,6 +66,7 @@ def add_adapter(model: PretrainedModel, adapter: AdapterConfig, *, seed: int) ->
             f"model.adapter.target_modules names no layer of {model.source}: {wanted}",
             hint=f"its linear layers: {nearest_first(wanted, names)}",
         ) from error
+    quicken(wrapped)
     model.adapter = adapter.model_dump(mode="json")
     model.keep_wrapper(wrapped)
 
