@@ -1,22 +1,23 @@
 """`bench formats`: the same documents as JSONL, CSV, Parquet and Arrow, and the history of a repository.
 
-Each table is prepared into a committed store with as many workers as there are cores; the ceiling is gigatoken with the
-same documents in memory, ids thrown away, a tokenizer per thread, on as many threads. The repository is made of the
-same files: their first halves committed, then a line changed here and there, so that its diffs are of real code; its
-figure is megabytes of rendered text per second, from `git clone` to the commit of the store.
+Each table is prepared into a committed store with as many workers as there are cores, and the two that are judged with
+one as well, which leaves the other cores to reading and writing. The ceiling is gigatoken with the same documents in
+memory, ids thrown away, a tokenizer per thread, on as many threads. The repository is made of the same files: their
+first halves committed, then a line changed here and there, so that its diffs are of real code; its figure is megabytes
+of rendered text per second, from `git clone` to the commit of the store.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from penstock.bench.corpus import tokenizer_path
 from penstock.bench.gathering import with_gathered_inputs
-from penstock.bench.options import CorpusOptions, resolved_workers
+from penstock.bench.options import CorpusOptions, on_threads, resolved_workers, thread_counts
 from penstock.bench.processes import Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Bound, Role, Row, ratio, ratio_to
 
@@ -71,11 +72,11 @@ def run(options: Options, tell: Tell) -> BenchResult:
         "page_cache": "warm",
         "megabyte": "10^6 bytes of UTF-8 as encoded, without JSON's or CSV's own escapes",
     }
-    return BenchResult(benchmark="formats", settings=settings, rows=list(rows.values()), ratios=_ratios(rows))
+    ratios = _ratios(rows, thread_counts(workers))
+    return BenchResult(benchmark="formats", settings=settings, rows=list(rows.values()), ratios=ratios)
 
 
 def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -> list[Subject]:
-    common: dict[str, Any] = {"tokenizer": tokenizer, "workers": workers}
     write_tables = (
         "format_files:write_tables",
         {"inputs": list(options.inputs), "folder": str(folder), "names": list(TABLES.values())},
@@ -85,33 +86,42 @@ def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -
         {"inputs": list(options.inputs), "folder": str(folder / "repository"), "commits": options.commits},
     )
 
-    def ours(name: str, word: str, setup: Any) -> Subject:
-        settings = {**common, "inputs": [word], "out": str(folder / "store")}
+    def ours(name: str, word: str, setup: Any, *, threads: int) -> Subject:
+        store = str(folder / "store")
+        settings = {"tokenizer": tokenizer, "workers": threads, "inputs": [word], "out": store}
         return Subject(name=name, role=Role.OURS, task="preparing:prepare_store", settings=settings, setup=setup)
 
-    tables = [
-        ours(name, str(folder / file), [write_tables] if number == 0 else ())
-        for number, (name, file) in enumerate(TABLES.items())
-    ]
-    history = ours(GIT, f"git:{folder / 'repository'}", [write_repository])
-    ceiling = Subject(
-        name=CEILING,
-        role=Role.CEILING,
-        task="encoding:encode_gigatoken_threads",
-        settings={**common, "inputs": list(options.inputs)},
-    )
-    return [*tables, history, ceiling]
+    subjects = [ours(GIT, f"git:{folder / 'repository'}", [write_repository], threads=workers)]
+    for threads in thread_counts(workers):
+        subjects += [
+            ours(on_threads(name, threads), str(folder / TABLES[name]), [write_tables], threads=threads)
+            for name in _tables_on(threads, workers)
+        ]
+        subjects.append(
+            Subject(
+                name=on_threads(CEILING, threads),
+                role=Role.CEILING,
+                task="encoding:encode_gigatoken_threads",
+                settings={"tokenizer": tokenizer, "workers": threads, "inputs": list(options.inputs)},
+            )
+        )
+    return subjects
 
 
-def _ratios(rows: Mapping[str, Row]) -> list[Any]:
+def _tables_on(threads: int, workers: int) -> tuple[str, ...]:
+    return tuple(TABLES) if threads == workers else JUDGED
+
+
+def _ratios(rows: Mapping[str, Row], counts: Sequence[int]) -> list[Any]:
     shares = [
         ratio(
-            f"prepare of {name} to the encoder alone, documents in memory",
-            rows[name],
-            rows[CEILING],
+            on_threads(f"prepare of {name} to the encoder alone, documents in memory", threads),
+            rows[on_threads(name, threads)],
+            rows[on_threads(CEILING, threads)],
             required=REQUIRED_SHARE_OF_ENCODER if name in JUDGED else None,
         )
-        for name in TABLES
+        for threads in counts
+        for name in _tables_on(threads, counts[0])
     ]
     memories = [row for name, row in rows.items() if name.endswith("peak memory")]
     largest = max(memories, key=lambda row: row.value or 0.0) if memories else None

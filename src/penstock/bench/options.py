@@ -14,7 +14,15 @@ from typing import Any, TypeVar
 from penstock.errors import ConfigError, nearest_first
 from penstock.hardware import default_workers, probe
 
-__all__ = ["DEFAULT_REPEATS", "CorpusOptions", "command_line", "options_from", "resolved_workers"]
+__all__ = [
+    "DEFAULT_REPEATS",
+    "CorpusOptions",
+    "command_line",
+    "on_threads",
+    "options_from",
+    "resolved_workers",
+    "thread_counts",
+]
 
 DEFAULT_REPEATS = 3
 
@@ -81,6 +89,17 @@ def _as_declared(name: str, value: Any, *, repeatable: bool) -> Any:
 def resolved_workers(workers: int | None) -> int:
     """The number of threads for everyone: as asked, else every core this process may use."""
     return workers if workers is not None else default_workers(probe())
+
+
+def thread_counts(workers: int) -> list[int]:
+    """Where ours stands beside the encoder alone: as many threads as asked, and one, which leaves the other cores to
+    reading and writing."""
+    return sorted({1, workers}, reverse=True)
+
+
+def on_threads(name: str, threads: int) -> str:
+    """The name of a subject on so many threads."""
+    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
 
 
 def command_line(benchmark: str, options: Any) -> str:

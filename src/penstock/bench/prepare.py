@@ -18,7 +18,7 @@ from typing import Any
 
 from penstock.bench.corpus import tokenizer_path
 from penstock.bench.gathering import with_gathered_inputs
-from penstock.bench.options import CorpusOptions, resolved_workers
+from penstock.bench.options import CorpusOptions, on_threads, resolved_workers, thread_counts
 from penstock.bench.processes import Outcome, Subject, Tell, measured, row_of
 from penstock.bench.result import BenchResult, Bound, Role, Row, fastest, ratio, ratio_to
 
@@ -74,20 +74,10 @@ def run(options: Options, tell: Tell) -> BenchResult:
     return BenchResult(benchmark="prepare", settings=settings, rows=list(rows.values()), ratios=_ratios(rows, workers))
 
 
-def _on(name: str, threads: int) -> str:
-    return f"{name}, {threads} thread{'s' if threads > 1 else ''}"
-
-
-def _thread_counts(workers: int) -> list[int]:
-    return sorted({1, workers}, reverse=True)
-
-
 def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -> list[Subject]:
     common: dict[str, Any] = {"inputs": list(options.inputs), "tokenizer": tokenizer}
     subjects = [
-        subject
-        for threads in _thread_counts(workers)
-        for subject in _subjects_on(threads, common=common, folder=folder)
+        subject for threads in thread_counts(workers) for subject in _subjects_on(threads, common=common, folder=folder)
     ]
     sampled = {**common, "workers": workers, "sample_bytes": options.sample_bytes, "out": str(folder / "peer-out")}
     peers = [
@@ -101,16 +91,16 @@ def _subjects_on(threads: int, *, common: dict[str, Any], folder: Path) -> list[
     """Ours and the three forms of the ceiling, with so many encoder threads."""
     pool = {"RAYON_NUM_THREADS": str(threads)}
     encoding = "encoding:encode_gigatoken"
-    one_call, batches, own_threads = (_on(name, threads) for name in CEILINGS)
+    one_call, batches, own_threads = (on_threads(name, threads) for name in CEILINGS)
     return [
         Subject(
-            name=_on(OURS, threads),
+            name=on_threads(OURS, threads),
             role=Role.OURS,
             task="preparing:prepare_store",
             settings={**common, "workers": threads, "out": str(folder / "store")},
         ),
         Subject(
-            name=_on(BARE, threads),
+            name=on_threads(BARE, threads),
             role=Role.OURS,
             task="preparing:prepare_store",
             settings={**common, "workers": threads, "out": str(folder / "store"), "choices": NO_RULES},
@@ -134,7 +124,7 @@ def _subjects_on(threads: int, *, common: dict[str, Any], folder: Path) -> list[
 
 def _rows(outcomes: Mapping[str, Outcome], workers: int) -> dict[str, Row]:
     """Our figures, then everybody else's rate."""
-    ours = outcomes[_on(OURS, workers)]
+    ours = outcomes[on_threads(OURS, workers)]
     rows = [
         row_of(ours, "megabytes_per_second", unit="MB/s", **_details(ours)),
         row_of(ours, "tokens_per_second", name=f"{OURS}, tokens", unit="M tokens/s", scale=1e-6),
@@ -163,18 +153,18 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 
 def _ratios(rows: Mapping[str, Row], workers: int) -> list[Any]:
-    memory = rows[f"{OURS}, peak memory"]
+    memory, ours = rows[f"{OURS}, peak memory"], rows[on_threads(OURS, workers)]
     return [
-        *(_share_of_encoder(rows, ours, threads) for threads in _thread_counts(workers) for ours in (OURS, BARE)),
-        ratio("prepare to datasets", rows[_on(OURS, workers)], rows[DATASETS], required=REQUIRED_TIMES_DATASETS),
-        ratio("prepare to datatrove", rows[_on(OURS, workers)], rows[DATATROVE], required=REQUIRED_TIMES_DATATROVE),
+        *(_share_of_encoder(rows, name, threads) for threads in thread_counts(workers) for name in (OURS, BARE)),
+        ratio("prepare to datasets", ours, rows[DATASETS], required=REQUIRED_TIMES_DATASETS),
+        ratio("prepare to datatrove", ours, rows[DATATROVE], required=REQUIRED_TIMES_DATATROVE),
         ratio_to("peak memory of prepare to the limit", memory, MEMORY_LIMIT_GB, bound=Bound.AT_MOST),
         ratio_to("corpus to the smallest that counts", rows["corpus"], SMALLEST_CORPUS_MB),
     ]
 
 
 def _share_of_encoder(rows: Mapping[str, Row], ours: str, threads: int) -> Any:
-    ceiling = fastest([rows[_on(name, threads)] for name in CEILINGS])
+    ceiling = fastest([rows[on_threads(name, threads)] for name in CEILINGS])
     which = "prepare" if ours == OURS else "prepare without rules over content"
-    name = _on(f"{which} to the encoder alone, documents in memory", threads)
-    return ratio(name, rows[_on(ours, threads)], ceiling, required=REQUIRED_SHARE_OF_ENCODER)
+    name = on_threads(f"{which} to the encoder alone, documents in memory", threads)
+    return ratio(name, rows[on_threads(ours, threads)], ceiling, required=REQUIRED_SHARE_OF_ENCODER)
