@@ -12,7 +12,7 @@ Kinds and their fields (all have `kind` and `time`, seconds since the epoch):
     adapted     key, value, outcome, detail      (a key of settings written for another trainer)
     data        store, store_version, digest, documents, tokens, bytes, splits{}, skipped{}, statistics{}, repository{};
                 of a mixture that of its first store, mixture{} and stores[{name, store, version, digest, …}]
-    rows        split, seq_len, rows[{row, documents[], text}]
+    rows        split, seq_len, rows[{row, documents[], text}]; of a mixture one record a source, with its name
     length      steps, rows_per_pass, tokens_per_pass, epochs, steps_per_epoch, warmup_steps, reason
     step        step, loss, learning_rate, grad_norm, tokens, seconds, data_seconds, position, mfu_percent (where known)
     epoch       epoch, step, first_step, complete, mean_train_loss, val_loss, tokens, seconds, tokens_per_second,

@@ -254,6 +254,20 @@ def test_a_signal_during_the_imports_is_told_like_any_other(corpus, tmp_path, nu
     assert not (tmp_path / "s").exists()
 
 
+def test_an_interrupted_command_that_begins_anew_says_no_more_than_that(penstock, corpus, tokenizer_file, tmp_path):
+    penstock("prepare", corpus, "--out", "s", "--tokenizer", tokenizer_file)
+    driver = (
+        "import os, signal, sys, penstock.store.reader as reader\n"
+        "reader.read_manifest = lambda *_: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "from penstock.cli import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    command = [sys.executable, "-c", driver, "inspect", str(tmp_path / "s")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, cwd=tmp_path)
+    assert done.returncode == 143
+    assert done.stderr.splitlines()[-1] == "hint: run the same command again"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_path, number, code, workers):
@@ -277,7 +291,7 @@ def test_an_interrupted_prepare_says_how_to_go_on(corpus, tokenizer_file, tmp_pa
     command = [sys.executable, "-c", driver, *map(str, words), str(tmp_path / "signalled")]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert done.returncode == code
-    assert "run the same command again" in done.stderr
+    assert "run the same command again; it goes on where it was" in done.stderr
     again = subprocess.run(
         [sys.executable, "-m", "penstock", *map(str, words), "--json"], capture_output=True, check=True
     )
@@ -308,6 +322,14 @@ def test_debug_shows_the_traceback(penstock, tmp_path):
     result = penstock("--debug", "verify", "nothing-here", expect=1)
     assert "Traceback" in result.err
     assert "error: " in result.err
+
+
+def test_a_size_for_a_vocabulary_that_is_given_is_refused(penstock, corpus, tokenizer_file, tmp_path):
+    words = ["prepare", corpus, "--out", tmp_path / "s", "--tokenizer", tokenizer_file, "--vocab-size", 400]
+    refused = penstock(*words, expect=1)
+    refused.assert_one_error()
+    assert "--vocab-size 400" in refused.err
+    assert not (tmp_path / "s").exists()
 
 
 def test_the_end_token_of_a_trained_vocabulary_is_the_one_asked_for(penstock, corpus, tmp_path):

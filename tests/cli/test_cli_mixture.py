@@ -105,6 +105,9 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     page = (run / "report.html").read_text()
     assert "<summary>A, 60 documents" in page
     assert "<summary>B, 30 documents" in page
+    shown = [record for record in first if record["kind"] == "rows"]
+    assert [(record["source"], len(record["rows"])) for record in shown] == [("A", 2), ("B", 2)]
+    assert "source B · row 0" in page
     assert "A=0.3" in next(r["value"] for r in first if r["kind"] == "choice" and r["name"] == "mixture")
     refused = penstock("train", *data, *SETTINGS, "--set", "steps=6", "--mix", "A:src/**=2", "--resume", expect=1)
     assert f"mixture: saved {told['mixture']['mixture']!r}" in refused.err

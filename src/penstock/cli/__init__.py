@@ -39,7 +39,7 @@ SECONDS_OF_AN_ECHO = 0.3
 SAME_ON_ALL_RANKS = (
     ConfigError, InputError, MissingExtraError, PlanError, ResumeError, StoreError, TokenizerError, TrainingError
 )  # fmt: skip
-HOW_TO_GO_ON = "run the same command again; it goes on where it was"
+COMMANDS_THAT_GO_ON = ("prepare", "push", "run")
 
 
 class _Signalled(BaseException):
@@ -103,14 +103,19 @@ def _raise_signalled(number: int, frame: Any) -> None:
 def _interrupted(number: int) -> int:
     for again in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
         signal.signal(again, lambda *_: os._exit(128 + number))  # it has been said
-    _print_error(f"interrupted by {signal.Signals(number).name}", HOW_TO_GO_ON)
+    _print_error(f"interrupted by {signal.Signals(number).name}", _how_to_go_on())
     return 128 + number
 
 
 def _leave_at_once(number: int) -> NoReturn:
     # Past Python's own files, which the code that was interrupted may be writing to.
-    os.write(2, f"error: interrupted by {signal.Signals(number).name}\nhint: {HOW_TO_GO_ON}\n".encode())
+    os.write(2, f"error: interrupted by {signal.Signals(number).name}\nhint: {_how_to_go_on()}\n".encode())
     os._exit(128 + number)
+
+
+def _how_to_go_on() -> str:
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    return "run the same command again" + ("; it goes on where it was" if command in COMMANDS_THAT_GO_ON else "")
 
 
 def _run(arguments: list[str], *, debug: bool) -> int:

@@ -22,8 +22,9 @@ from penstock.cli.output import (
 from penstock.cli.store_summary import hygiene_lines, print_skipped, print_splits
 from penstock.errors import ConfigError
 
-# As in penstock.sources, which `--help` doesn't load.
+# As in penstock.sources and penstock.tokenize, which `--help` doesn't load.
 DEFAULT_UNIT_BYTES = 16 * 2**20
+DEFAULT_VOCAB_SIZE = 8192
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -42,7 +43,9 @@ def prepare(
     end_token: Annotated[
         str | None, typer.Option(help="Name of the token after each document; of a trained vocabulary, any.")
     ] = None,
-    vocab_size: Annotated[int, typer.Option(help="Size of a trained vocabulary.")] = 8192,
+    vocab_size: Annotated[
+        int | None, typer.Option(help="Size of a trained vocabulary.", show_default=str(DEFAULT_VOCAB_SIZE))
+    ] = None,
     split: Annotated[str, typer.Option(help="Names and shares, the most protected last.")] = "train=85,val=10,test=5",
     include: Annotated[
         list[str] | None, typer.Option(help="Only paths that match (as in .gitignore); repeatable.")
@@ -165,6 +168,11 @@ def prepare(
             f"--out {str(out)!r} looks like a URL, and a store is made on a local disk",
             hint="prepare into a folder, then: penstock push STORE URL",
         )
+    if tokenizer and vocab_size is not None:
+        raise ConfigError(
+            f"--vocab-size {vocab_size} is of a vocabulary to be trained, and --tokenizer names one",
+            hint="leave one of them out",
+        )
     loaded = load_tokenizer(tokenizer, end_token=end_token, network=network) if tokenizer else None
     renderer = renderer_of(
         template,
@@ -207,7 +215,7 @@ def prepare(
         workers=workers or default_workers(probe()),
         processes=True,
         unit_bytes=unit_bytes,
-        vocab_size=vocab_size,
+        vocab_size=DEFAULT_VOCAB_SIZE if vocab_size is None else vocab_size,
         end_token=end_token,
         break_lock=break_lock,
         control_tokens=renderer.control_tokens if renderer else (),

@@ -27,6 +27,7 @@ from penstock.cli.output import note, one_line, print_json, progress_bar
 from penstock.errors import RESUME, RUN_AGAIN, ConfigError, InputError, PenstockError
 
 if TYPE_CHECKING:
+    from penstock.pack import Plan
     from penstock.runlog import RunLog
     from penstock.store import Store
     from penstock.train import TrainConfig, TrainResult
@@ -407,11 +408,15 @@ def _record_data(config: TrainConfig, store: Store, log: RunLog, stores: Mapping
         shares = [f"{one['name']}={one['weight']:g} ({one['share']:.2%})" for one in mixed["mixture"]["mix"]]
         reason = f"{len(stores)} stores, weights as given"
         log.append("choice", name="mixture", value=", ".join(shares), reason=reason)
-    plan = mixture.plans[0] if mixture else training_plan(config, store)
-    tokenizer = store.tokenizer()
-    numbers = range(0, plan.num_rows, max(plan.num_rows // SAMPLE_ROWS, 1))
-    rows = [describe_row(plan, number, tokenizer) for number in list(numbers)[:SAMPLE_ROWS]]
-    log.append("rows", split="train", seq_len=config.seq_len, rows=[_row_for_page(row) for row in rows])
+    named: list[tuple[dict[str, str], Plan]] = [({}, training_plan(config, store))] if mixture is None else []
+    if mixture is not None:
+        seen = [source for source in mixture.sources if source.weight]
+        named = [({"source": source.name}, source.plan) for source in seen[:SAMPLE_ROWS]]
+    tokenizer, rows_each = store.tokenizer(), SAMPLE_ROWS // len(named)
+    for source, plan in named:
+        numbers = range(0, plan.num_rows, max(plan.num_rows // rows_each, 1))[:rows_each]
+        rows = [_row_for_page(describe_row(plan, number, tokenizer)) for number in numbers]
+        log.append("rows", **source, split="train", seq_len=config.seq_len, rows=rows)
 
 
 def _figures(store: Store) -> dict[str, Any]:

@@ -126,7 +126,8 @@ def row_content(run: Run) -> Markup:
 def _row(row: dict[str, Any], *, record: dict[str, Any]) -> Markup:
     """One row; each document in it is a block of its own, named by its origin."""
     documents = sequence(row.get("documents"))
-    names = [("row", row.get("row")), ("split", record.get("split")), ("length", record.get("seq_len"))]
+    names = [("source", record.get("source")), ("row", row.get("row"))]
+    names += [("split", record.get("split")), ("length", record.get("seq_len"))]
     title = " · ".join(f"{name} {line(value)}" for name, value in names if value is not None)
     noun = "document" if len(documents) == 1 else "documents"
     head = tag("h3", title, " ", tag("small", f"{len(documents):,} {noun}"))
