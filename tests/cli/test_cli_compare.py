@@ -49,9 +49,11 @@ def command(folder: Path, *arguments: object) -> Done:
 
 
 def train(folder: Path, out: str, *, data: str = "store", **changes: object) -> None:
+    """`data` may be several stores, with a space between them."""
     settings = {**SETTINGS, **{name.replace("__", "."): value for name, value in changes.items()}}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    done = command(folder, "train", "--data", data, "--out", out, *words)
+    stores = [word for store in data.split() for word in ("--data", store)]
+    done = command(folder, "train", *stores, "--out", out, *words)
     assert done.code == 0, done.err
 
 
@@ -114,6 +116,31 @@ def test_scoring_again_agrees_with_the_run(runs):
     assert json.loads(again.out)["quality"]["evaluated"] == "again"
     before = [json.loads(done.out)["quality"]["before"] for done in (own, again)]
     assert before[0] == pytest.approx(before[1], rel=1e-5)
+
+
+def test_runs_over_several_stores_are_scored_on_what_all_of_these_hold_out(runs):
+    (runs / "more").mkdir()
+    for number in range(60):
+        (runs / "more" / f"{number}.txt").write_text(f"and once upon another time {number} " * 9)
+    (tokenizer,) = (runs / "store" / "tokenizers").iterdir()
+    done = command(
+        runs, "prepare", "more", "--out", "second", "--tokenizer", tokenizer, "--split", "train=80,val=20", "--json"
+    )
+    assert done.code == 0, done.err
+    held_out = json.loads(done.out)["splits"]["val"]["documents"]
+    train(runs, "mixed", data="store second", eval_rows="null")
+    train(runs, "mixed-short", data="store second", eval_rows="null", seq_len=16, model__max_positions=32)
+    own, again = (
+        json.loads(command(runs, "compare", "mixed", other, "--json", "--threshold", 100).out)["quality"]
+        for other in ("mixed", "mixed-short")
+    )
+    alone = json.loads(command(runs, "compare", "first", "wider-run", "--json", "--threshold", 100).out)["quality"]
+    assert again["evaluated"] == "again"
+    assert again["documents"] == alone["documents"] + held_out
+    assert own["before"] == pytest.approx(again["before"], rel=1e-5)
+    train(runs, "first-all-rows", eval_rows="null")
+    other = json.loads(command(runs, "compare", "first-all-rows", "mixed", "--json", "--threshold", 100).out)
+    assert other["quality"]["evaluated"] == "again"  # the first store is the same, what both hold out is not
 
 
 def test_the_hint_is_of_what_is_wrong(runs, tmp_path):

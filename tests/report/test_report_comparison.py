@@ -148,11 +148,13 @@ def test_other_rows_are_scored_again(compared):
 
 def test_what_two_runs_were_scored_on_differs_in_words():
     one = HeldOut(
-        digest="ab" * 32, split="val", seq_len=64, pack="concat", overlap=0, overlap_loss=False, boundaries=True,
+        digests=("ab" * 32,), split="val", seq_len=64, pack="concat", overlap=0, overlap_loss=False, boundaries=True,
         rows=None, tokens=512.0,
     )  # fmt: skip
     another = replace(one, boundaries=False, rows=8, tokens=164.0)
     assert one.differences(another) == ["boundaries True and False", "rows all and 8", "tokens 512 and 164"]
+    mixed = replace(one, digests=("ab" * 32, "cd" * 32))
+    assert one.differences(mixed) == ["digests abababababab and abababababab + cdcdcdcdcdcd"]
 
 
 def without(records: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:

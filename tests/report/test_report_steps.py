@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import InputError, NotAStoreError, StoreError
 from penstock.load import Loader
 from penstock.pack import make_plan
-from penstock.report.steps import describe_step, open_trained_store, pinned_store, trained_on
+from penstock.report.steps import describe_step, opened_stores, pinned_store, trained_on
 from penstock.runlog import RunLog, read_records
 from penstock.sources import FilesSource
 from penstock.store import PrepareOptions, open_store, prepare
@@ -126,8 +126,8 @@ def test_another_store_is_refused_with_both_digests(tmp_path, data):
     commit_another_version(data, tmp_path)
     with open_store(data) as store:
         other = store.digest
-    with pytest.raises(StoreError, match=digest) as caught:
-        open_trained_store(run)
+    with pytest.raises(StoreError, match=digest) as caught, opened_stores(run):
+        pass
     assert other in caught.value.message
 
 

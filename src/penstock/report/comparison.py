@@ -60,7 +60,7 @@ WATCHING = frozenset(
 class HeldOut:
     """What a run was scored on. Two scores compare where all of this is equal."""
 
-    digest: str
+    digests: tuple[str, ...]  # of the stores, in the run's order
     split: str
     seq_len: int
     pack: str
@@ -79,6 +79,8 @@ class HeldOut:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.15g}"
+    if isinstance(value, tuple):
+        return " + ".join(map(_short, value))
     return value[:12] if isinstance(value, str) else "all" if value is None else str(value)
 
 
@@ -223,7 +225,7 @@ def _run_facts(side: Side) -> dict[str, Any]:
         "bits_per_byte": _json_number(side.score.bits_per_byte),
         "loss": side.score.loss,
         "seed": side.seed,
-        "store_digest": side.held_out.digest,
+        "store_digests": list(side.held_out.digests),
     }
 
 
@@ -302,7 +304,7 @@ def _side(folder: Path) -> Side:
         folder=folder,
         run=run,
         held_out=HeldOut(
-            digest=facts.digest,
+            digests=tuple(store.digest for store in facts.stores),
             split=evaluation.split,
             seq_len=facts.seq_len,
             pack=facts.pack,
@@ -356,7 +358,7 @@ def _differing(first: dict[str, Any], second: dict[str, Any]) -> list[str]:
 def _asked_for(side: Side) -> dict[str, Any]:
     """What makes two runs of one kind: the config without seed and watching, and the data."""
     settings = {name: value for name, value in side.config.items() if name not in WATCHING and name != SEED}
-    return {**settings, "store": side.held_out.digest}
+    return {**settings, "stores": side.held_out.digests}
 
 
 def _groups(sides: Sequence[Side]) -> tuple[list[int], list[int]]:

@@ -39,7 +39,6 @@ __all__ = [
     "TrainedStore",
     "describe_step",
     "open_store_of_run",
-    "open_trained_store",
     "opened_stores",
     "pinned_store",
     "trained_on",
@@ -196,17 +195,6 @@ def _versions_at(place: str | Path) -> list[int]:
         url, version = split_url(str(place))
         return Mirror(url).versions() if version is None else []
     return list_versions(Path(place))
-
-
-def open_trained_store(run_folder: Path, *, data: str | None = None) -> tuple[TrainedOn, Store]:
-    """The version of the store that a run was trained on, from `data` where the store has moved; the first of several.
-
-    Raises:
-        InputError: the folder holds no run, or one without data.
-        StoreError: the store is gone, or isn't what the run was trained on.
-    """
-    facts = _facts(run_folder)
-    return facts, _opened(facts.stores[0], run_folder, [data] if data is not None else [])
 
 
 def open_store_of_run(run_folder: Path, *, data: str | None = None) -> Store:
