@@ -5,7 +5,6 @@ Most tests use fsspec's own memory and folders as the far side; those at the end
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import http.server
@@ -599,40 +598,6 @@ def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> No
         over.set()
         thread.join()
         assert exit_code == 0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
-    pytest.importorskip("obstore")
-    moto = pytest.importorskip("moto.server")
-    started = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    with contextlib.redirect_stdout(None):
-        started.start()
-    host, port = started.get_host_and_port()
-    yield f"http://{host}:{port}"
-    started.stop()
-
-
-@pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    import boto3
-
-    settings = {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        # Nobody is asked for credentials outside this machine.
-        "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    resource = boto3.resource("s3", endpoint_url=server, region_name="us-east-1")
-    made = resource.create_bucket(Bucket="bucket")
-    yield made
-    made.objects.all().delete()
-    made.delete()
 
 
 def test_s3_pushed_and_read_back(bucket: Any, local: Path) -> None:
