@@ -262,6 +262,43 @@ def test_prefetch_stays_within_the_bound(url: str, scratch: Path, monkeypatch: p
         assert 0 < sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
 
 
+def test_what_arrives_while_room_is_looked_for_takes_its_room(
+    url: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at what is here and the one at what is on its way."""
+    with open_remote(url) as store:
+        first, second = store.manifest.segments[:2]
+    bound = max(first.bytes, second.bytes)
+    one, other = (mirror.Mirror(url, cache_bytes=bound) for _ in range(2))
+    is_coming, may_come = threading.Event(), threading.Event()
+    chunks = ObjectFolder.chunks
+
+    def held_chunks(self: ObjectFolder, name: str, num_bytes: int) -> Iterator[bytes]:
+        if name == mirror.tokens_name(first):
+            is_coming.set()
+            may_come.wait()
+        yield from chunks(self, name, num_bytes)
+
+    monkeypatch.setattr(ObjectFolder, "chunks", held_chunks)
+    coming = threading.Thread(target=lambda: one.prefetch_segment(first, is_cancelled=lambda: False))
+    coming.start()
+    is_coming.wait()
+
+    def then_comes(look: Any) -> Any:
+        def looked(self: mirror.Mirror) -> Iterator[Any]:
+            seen = list(look(self))
+            may_come.set()
+            coming.join()
+            return iter(seen)
+
+        return looked
+
+    for name in ("_cached", "_arriving"):
+        monkeypatch.setattr(mirror.Mirror, name, then_comes(getattr(mirror.Mirror, name)))
+    os.close(other.fetch_segment(second, release=lambda: False))
+    assert sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
+
+
 def test_a_killed_fetch_takes_no_room(url: str, scratch: Path) -> None:
     with open_remote(url) as store:
         documents = store.kept_documents()
