@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -58,6 +59,17 @@ def stores(module_scratch: Path) -> dict[str, Path]:
 
 
 PARTS = (("a", 60_000), ("b", 13), ("c", 9000), ("d", 29))
+
+
+@pytest.fixture(scope="module")
+def many(module_scratch: Path) -> Path:
+    """Forty-eight segments."""
+    chance = random.Random(6)
+    write_files(module_scratch / "many-files", {f"{n:02}.txt": random_text(chance, 6000) for n in range(48)})
+    source = FilesSource(name="files", root=str(module_scratch / "many-files"))
+    options = PrepareOptions(split="train=9,val=1", unit_bytes=6000)
+    prepare([source], module_scratch / "many", tokenizer=byte_tokenizer(), options=options)
+    return module_scratch / "many"
 
 
 @pytest.fixture
@@ -258,6 +270,38 @@ def test_two_stores_take_the_room_of_one_bound(
         assert bound / 3 < room.most <= bound
 
 
+def test_evaluation_beside_training_keeps_to_the_bound(
+    many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its few segments would fit alone."""
+    push(many, f"file://{scratch}/far/many")
+    bound = bound_of(many, 8)
+    with open_store(many) as store:
+        held_out = make_plan(store, split="val", seq_len=SEQ_LEN)
+        expected = [read_rows(Gatherer(held_out), rows) for rows in cut(held_out)]
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound) as store:
+        room = DiskRoom(scratch / "cache", monkeypatch)
+        plan, held_out = plan_of(store), make_plan(store, split="val", seq_len=SEQ_LEN)
+        segments = np.unique(store.arrays["segment"][held_out.documents])
+        assert sum(store.manifest.segments[number].bytes for number in segments) <= bound
+        with Loader(plan, batch_rows=8, prefetch_batches=12) as loader:
+            for _ in range(3):
+                taken(loader, batches_per_pass(plan, 8) // 6)
+                gatherer = Gatherer(held_out)
+                assert [read_rows(gatherer, rows) for rows in cut(held_out)] == expected
+        assert bound / 3 < room.most <= bound
+
+
+def cut(plan: Plan) -> list[np.ndarray]:
+    return [np.arange(first, min(first + 8, plan.num_rows)) for first in range(0, plan.num_rows, 8)]
+
+
+def read_rows(gatherer: Gatherer, rows: np.ndarray) -> bytes:
+    buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
+    gatherer.fill(rows[None], buffer)
+    return buffer.tokens.tobytes()
+
+
 def test_a_sweep_fetches_what_is_not_here(
     stores: dict[str, Path], urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +412,7 @@ def test_a_process_forked_during_a_sweep_can_sweep(stores: dict[str, Path], urls
         expected = taken(loader, 1)
         loader.load_state_dict({**loader.state_dict(), "position": 0})
         receiving, sending = context.Pipe(duplex=False)
-        with sweeping._turn(lambda: False):
+        with sweeping._open[os.getpid()].changed:
             child = context.Process(target=lambda: sending.send(taken(loader, 1)))
             child.start()
             try:

@@ -2,12 +2,12 @@
 
 In: the stretches of a layout's rows. Out: their tokens, in one array. Segment after segment is fetched, read once for
 all rows that lie in it, and let go of: what a layout costs is a *sweep* over its segments. Those that are here already
-come first, so a sweep over N segments, of which the cache holds K, fetches N - K. Threads fetch several at once, no
-more than there is room for: what lies on the disk stays within the bound. Those that have to be fetched are taken in no
-order, so that processes that share a cache fetch different ones, and each finds here what the others have fetched.
+come first, so a sweep over N segments, of which the cache holds K, fetches N - K. Then threads fetch several at once,
+in no order, so that processes that share a cache fetch different ones, and each finds what the others have. All sweeps
+of a process together have no more open than there is room for: what lies on the disk stays within the bound.
 
-One sweep at a time in a process. Memory: the tokens of the layout, 40 bytes a stretch. Time, besides fetching: a
-checked copy, slice by slice, at 0.3 µs a stretch.
+Memory: the tokens of the layout, 40 bytes a stretch. Time, besides fetching: a checked copy, slice by slice, at 0.3 µs
+a stretch.
 """
 
 from __future__ import annotations
@@ -33,10 +33,8 @@ from penstock.store.reader import Segment
 __all__ = ["Copier", "SweepingCopier", "copier_of"]
 
 MOST_THREADS = 4
-# Whoever waits for another sweep looks so often whether it is still wanted.
+# Whoever waits for room looks so often whether it is still wanted.
 SECONDS_BETWEEN_LOOKS = 0.1
-
-_turns: dict[int, threading.Lock] = {}
 
 
 class Copier(Protocol):
@@ -57,25 +55,30 @@ class Copier(Protocol):
 
 
 def copier_of(plans: Sequence[Plan], *, row_tokens: int) -> Copier:
-    """What copies the rows of some plans: straight from the maps where all of their segments may stay here."""
+    """What copies the rows of some plans: straight from the maps where all of their segments may stay here.
+
+    A store that one reader sweeps is swept by all that come after it, small ones too: evaluation goes on beside
+    training, and what it kept open would leave no room, or take it from the disk unseen.
+    """
     stores = [plan.store for plan in plans]
-    bounds = [store.cache_bytes for store in stores if store.cache_bytes is not None]
-    if bounds:
-        sizes = _segment_sizes([plan for plan in plans if plan.store.cache_bytes is not None])
-        if sum(sizes) > min(bounds):
-            threads = max(1, min(MOST_THREADS, min(bounds) // max(sizes)))
-            return SweepingCopier(*stores, row_tokens=row_tokens, threads=threads)
+    bounded = {store: store.cache_bytes for store in stores if store.cache_bytes is not None}
+    if bounded:
+        needed = _segment_bytes([plan for plan in plans if plan.store in bounded])
+        if needed > min(bounded.values()) or any(store.is_swept for store in bounded):
+            for store in bounded:
+                store.is_swept = True
+            return SweepingCopier(*stores, row_tokens=row_tokens)
     return TokenCopier(*stores, row_tokens=row_tokens)
 
 
-def _segment_sizes(plans: Sequence[Plan]) -> list[int]:
-    """Bytes of each segment that holds a document of some plans; two stores, or two versions, may share one."""
+def _segment_bytes(plans: Sequence[Plan]) -> int:
+    """Bytes of the segments that hold documents of some plans; two stores, or two versions, may share one."""
     sizes = {}
     for plan in plans:
         entries = plan.store.manifest.segments
         for number in np.flatnonzero(np.bincount(plan.store.arrays["segment"][plan.documents])).tolist():
             sizes[plan.store.path, entries[number].name] = entries[number].bytes
-    return list(sizes.values())
+    return sum(sizes.values())
 
 
 class SweepingCopier:
@@ -86,9 +89,9 @@ class SweepingCopier:
         interrupted: while it is set, sweeps end with `Cancelled`.
     """
 
-    def __init__(self, *stores: Store, row_tokens: int, threads: int) -> None:
+    def __init__(self, *stores: Store, row_tokens: int) -> None:
         self._stores = stores
-        self._row_tokens, self._threads = row_tokens, threads
+        self._row_tokens = row_tokens
         self._end_id = stores[0].manifest.tokenizer["end_id"]
         entries = [store.manifest.segments for store in stores]
         self.first_segments: Integers = np.concatenate([[0], np.cumsum([len(of_store) for of_store in entries])])
@@ -106,8 +109,7 @@ class SweepingCopier:
         rows[row_ends < self._row_tokens] = self._end_id
         pieces = self._pieces(segment, offset, stretches)
         target = rows.reshape(-1).data.cast("B")
-        with _turn(self.interrupted.is_set):
-            _Sweep(pieces, target, is_interrupted=self.interrupted.is_set).run(self._threads)
+        _Sweep(pieces, target, is_interrupted=self.interrupted.is_set).run()
         return rows
 
     def fill(self, layout: npt.NDArray[Any], first: int, last: int, out: npt.NDArray[Any]) -> None:
@@ -156,23 +158,26 @@ class _Pieces:
 
 
 class _Sweep:
-    """Reads what some rows need of each segment, by several threads."""
+    """Reads what some rows need of each segment."""
 
     def __init__(
         self, left: dict[Store, dict[int, _Pieces]], target: memoryview, *, is_interrupted: Callable[[], bool]
     ) -> None:
         self._left, self._target = left, target
         self._is_interrupted = is_interrupted
-        self._present: list[tuple[Store, int]] = []
+        self._present = self._look()
         self._failures: list[BaseException] = []
         self._choosing = threading.Lock()
 
-    def run(self, threads: int) -> None:
+    def run(self) -> None:
         """Reads all of it. An error of one thread ends the others."""
-        absent = sum(len(left) - len(store.present(left)) for store, left in self._left.items())
+        # By this thread alone: another would take the room of those that haven't been read yet.
+        while self._present and (chosen := self._chosen()) is not None:
+            self._visit(*chosen)
+        absent = sum(map(len, self._left.values()))
         helpers = [
             threading.Thread(target=self._work, name=f"penstock-sweep-{number}", daemon=True)
-            for number in range(min(threads, absent) - 1)
+            for number in range(min(MOST_THREADS, absent) - 1)
         ]
         for helper in helpers:
             helper.start()
@@ -185,11 +190,13 @@ class _Sweep:
     def _work(self) -> None:
         try:
             while (chosen := self._chosen()) is not None:
-                store, number, pieces = chosen
-                read = partial(self._read, store, number, pieces)
-                store.visit(number, read, is_cancelled=self._is_over)
+                self._visit(*chosen)
         except BaseException as error:  # noqa: BLE001  raised by `run`
             self._failures.append(error)
+
+    def _visit(self, store: Store, number: int, pieces: _Pieces) -> None:
+        with _room(store, number, self._is_over):
+            store.visit(number, partial(self._read, store, number, pieces), is_cancelled=self._is_over)
 
     def _is_over(self) -> bool:
         return bool(self._failures) or self._is_interrupted()
@@ -199,10 +206,7 @@ class _Sweep:
         with self._choosing:
             if self._is_over():
                 raise Cancelled
-            if not self._present:
-                self._present = [
-                    (store, number) for store, left in self._left.items() for number in store.present(left)
-                ]
+            self._present = self._present or self._look()
             if self._present:
                 store, number = self._present.pop()
                 return store, number, self._left[store].pop(number)
@@ -211,6 +215,9 @@ class _Sweep:
                     number = next(iter(left))
                     return store, number, left.pop(number)
             return None
+
+    def _look(self) -> list[tuple[Store, int]]:
+        return [(store, number) for store, left in self._left.items() for number in store.present(left)]
 
     def _read(self, store: Store, number: int, pieces: _Pieces, segment: Segment) -> None:
         first, length, place = pieces.first, pieces.length, pieces.place
@@ -224,14 +231,34 @@ class _Sweep:
                 target[into:until] = source[begin:end]
 
 
+class _Open:
+    """Bytes of the segments that the sweeps of a process have open."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self.changed = threading.Condition()
+
+
+# Of each process: in one that is forked no sweep goes on, and whoever had a lock isn't there.
+_open: dict[int, _Open] = {}
+
+
 @contextlib.contextmanager
-def _turn(is_cancelled: Callable[[], bool]) -> Iterator[None]:
-    """One sweep at a time: two would need twice the room. Of this process: in one that is forked no sweep goes on."""
-    turn = _turns.setdefault(os.getpid(), threading.Lock())
-    while not turn.acquire(timeout=SECONDS_BETWEEN_LOOKS):
-        if is_cancelled():
-            raise Cancelled
+def _room(store: Store, number: int, is_cancelled: Callable[[], bool]) -> Iterator[None]:
+    """Waits until all that is open may be, and this segment too. One alone always may."""
+    if store.cache_bytes is None:
+        yield
+        return
+    num_bytes, now = store.manifest.segments[number].bytes, _open.setdefault(os.getpid(), _Open())
+    with now.changed:
+        while now.bytes and now.bytes + num_bytes > store.cache_bytes:
+            if is_cancelled():
+                raise Cancelled
+            now.changed.wait(SECONDS_BETWEEN_LOOKS)
+        now.bytes += num_bytes
     try:
         yield
     finally:
-        turn.release()
+        with now.changed:
+            now.bytes -= num_bytes
+            now.changed.notify_all()

@@ -211,7 +211,13 @@ class Segment:
 
 
 class Store:
-    """A committed version of a store. Get one from `open_store`; close it or use it as a context manager."""
+    """A committed version of a store. Get one from `open_store`; close it or use it as a context manager.
+
+    Attributes:
+        is_swept: whether a reader visits its segments one after another because not all of them may be here at once.
+    """
+
+    is_swept = False
 
     def __init__(self, path: Path, version: int) -> None:
         self.path = path
