@@ -17,9 +17,11 @@ import pytest
 from penstock import fs
 from penstock.errors import DamagedStoreError
 from penstock.load import Loader, sweeping
+from penstock.load import loader as loader_module
 from penstock.load.copying import TokenCopier
 from penstock.load.gather import Gatherer
 from penstock.load.mixed import MixedLoader, loader_of
+from penstock.load.order import order_named
 from penstock.load.transforms import RandomCrop
 from penstock.pack import Plan, make_plan
 from penstock.pack.mixture import Mixture, make_mixture
@@ -318,6 +320,26 @@ def test_a_sweep_fetches_what_is_not_here(
             fetches.names.clear()
             gatherer.lay_out(rows)
             assert sorted(Path(name).stem for name in fetches.names) == sorted(names - here)
+
+
+def test_by_segments_a_pass_fetches_each_about_once(many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With room for two windows, and layouts of half of one. Of runs of four one row ends in the next run."""
+    push(many, f"file://{scratch}/far/many")
+    monkeypatch.setattr(loader_module, "LAID_OUT_ROWS", 400)
+    fetches, per_pass = Fetches(monkeypatch), {}
+    for name in ("segments", "shuffle"):
+        with open_remote(f"file://{scratch}/far/many", cache_bytes=bound_of(many, 16)) as store:
+            plan = plan_of(store)
+            count = batches_per_pass(plan, 8)
+            order = order_named(name, plan, seed=1)
+            with Loader(plan, batch_rows=8, order=order, prefetch_batches=12) as loader:
+                assert sweeps(loader)
+                taken(loader, count)
+                fetches.names.clear()
+                taken(loader, 2 * count)
+        per_pass[name] = len(fetches.names) / 2 / len(store.manifest.segments)
+    assert 0.5 < per_pass["segments"] < 1.5
+    assert per_pass["shuffle"] > 5
 
 
 # Threads, processes, states, errors
