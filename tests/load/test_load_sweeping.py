@@ -6,6 +6,9 @@ import itertools
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -388,6 +391,24 @@ def test_close_waits_for_no_sweep(
         assert not sweeper.interrupted.is_set()
         assert taken(loader, 2) == expected[1:]
         loader.close()
+
+
+def test_a_program_may_end_during_a_sweep(bucket: Any, many: Path) -> None:
+    push(many, "s3://bucket/store")
+    code = """
+        from penstock.load import Loader
+        from penstock.pack import make_plan
+        from penstock.store import open_store
+        plan = make_plan(open_store("s3://bucket/store"), seq_len=48)
+        loader = Loader(plan, batch_rows=8)
+        next(loader)  # and begins to fetch what 32 rows need
+        assert loader._stream.sweeper
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, mirror.BYTES_SETTING: str(bound_of(many))}
+    for _ in range(3):
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
+        assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def taken_until_damage(loader: Loader, name: str) -> list[list[bytes]]:
