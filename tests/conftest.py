@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,7 @@ def shared_tokenizers() -> Path:
     return SHARED_TOKENIZERS
 
 
-@contextmanager
+@contextlib.contextmanager
 def _memory_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder in memory where there is one: tests of hundreds of writes would wait for the disk otherwise."""
     if not Path("/dev/shm").is_dir():
@@ -171,3 +171,38 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def module_scratch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with _memory_folder(tmp_path_factory) as folder:
         yield folder
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Address of an S3-compatible server on this machine."""
+    pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
+    pytest.importorskip("obstore")
+    moto = pytest.importorskip("moto.server")
+    started = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    with contextlib.redirect_stdout(None):
+        started.start()
+    host, port = started.get_host_and_port()
+    yield f"http://{host}:{port}"
+    started.stop()
+
+
+@pytest.fixture
+def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    import boto3
+
+    settings = {
+        "AWS_ENDPOINT_URL": server,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        # Nobody is asked for credentials outside this machine.
+        "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    resource = boto3.resource("s3", endpoint_url=server, region_name="us-east-1")
+    made = resource.create_bucket(Bucket="bucket")
+    yield made
+    made.objects.all().delete()
+    made.delete()

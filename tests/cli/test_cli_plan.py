@@ -44,5 +44,9 @@ def test_the_order_of_a_seed_by_name(penstock, store_path):
     assert penstock(*command, "--order", "sequential", "--json").json["first_rows"] == list(range(8))
     shown = penstock(*command, "--order", "curriculum").out
     assert "curriculum, seed 1 begins with" in shown
+    one, usual = (penstock(*command, "--order", "segments", *more).out for more in (["--window-segments", 1], []))
+    assert "segments, seed 1 begins with" in one
+    assert one != usual
+    penstock(*command, "--window-segments", 1, expect=1).assert_one_error()
     penstock("plan", store_path, "--order", "curriculum", expect=1).assert_one_error()
     penstock(*command, "--order", "backwards", expect=1).assert_one_error()

@@ -29,6 +29,7 @@ SETTINGS = {
     "mixture": StreamSettings(),
     "curriculum": StreamSettings(order="curriculum"),
     "groups": StreamSettings(order="group-by-length"),
+    "segments": StreamSettings(order="segments"),
     "cropped": StreamSettings(random_crop=0.5),
     "mixed curriculum": StreamSettings(order="curriculum", random_crop=0.5),
     "stream": StreamSettings(),

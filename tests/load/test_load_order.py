@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from penstock.errors import ConfigError, ResumeError
 from penstock.load import Loader
+from penstock.load.mixed import MixedLoader, seed_of_source
 from penstock.load.order import (
     BLOCK_ROWS,
     ORDER_NAMES,
+    RUN_SEGMENTS,
+    BySegments,
     Curriculum,
     GroupedByLength,
     InBlocks,
@@ -26,10 +29,13 @@ from penstock.load.order import (
     order_named,
     permuted,
     row_lengths,
+    row_segments,
     rows_at,
     shuffle_quality,
 )
+from penstock.load.stream import StreamSettings
 from penstock.pack import make_plan, plan_concat
+from penstock.pack.mixture import make_mixture
 
 from .conftest import Sample
 
@@ -162,6 +168,8 @@ def orders_of(lengths: list[int], seed: int) -> list[Order]:
         Shuffled(num_rows=size, seed=seed),
         GroupedByLength(lengths, seed=seed, group_rows=7),
         Curriculum(lengths, seed=seed),
+        BySegments(lengths, seed=seed, window_segments=2),
+        BySegments(lengths, seed=seed, window_segments=9),
     ]
 
 
@@ -230,6 +238,60 @@ def test_a_curriculum_goes_from_low_to_high_and_draws_among_equals() -> None:
     assert equals.tolist() != sorted(equals.tolist())
     assert Curriculum(ranks, seed=2).rows_at(0, 400).tolist() != rows.tolist()
     assert Curriculum(ranks, seed=1).identity != Curriculum(ranks + 1e-9, seed=1).identity
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 8, 100])
+def test_rows_of_few_segments_stand_together(window: int) -> None:
+    chance, size = np.random.default_rng(0), 72  # which all of these windows, and their runs, divide
+    appearance = chance.permutation(size)  # segments are numbered in no order
+    places = np.argsort(appearance)
+    segments = np.repeat(appearance, chance.integers(1, 40, size))
+    order = BySegments(segments, seed=3, window_segments=window)
+    run, of_passes = min(window, RUN_SEGMENTS), []
+    for pass_number in range(3):
+        rows = order.rows_at(pass_number * len(segments), len(segments))
+        _, first = np.unique(segments[rows], return_index=True)
+        met = segments[rows[np.sort(first)]]
+        windows = [met[begin : begin + window] for begin in range(0, size, window)]
+        for one, begin, end in zip(
+            windows, np.sort(first)[::window], [*np.sort(first)[::window][1:], None], strict=True
+        ):
+            assert set(segments[rows[begin:end]]) == set(one)  # and no segment comes again later
+            assert set(np.bincount(places[one] // run)) <= {0, run}  # whole runs of neighbours
+        of_passes.append([frozenset(one.tolist()) for one in windows])
+        assert (np.diff(rows) == 1).mean() < 0.1 + 0.4 / window
+    if window < size:
+        assert of_passes[0] != of_passes[1] != of_passes[2]
+    assert BySegments(segments, seed=3, window_segments=window + 1).identity != order.identity
+    assert BySegments(appearance[segments], seed=3, window_segments=window).identity != order.identity
+    with pytest.raises(ConfigError, match="0 segments"):
+        BySegments(segments, seed=3, window_segments=0)
+
+
+@pytest.mark.parametrize("policy", ["concat", "best-fit", "windows", "pad"])
+@pytest.mark.parametrize("name", ["letters", "grown", "parts"])
+def test_a_row_is_of_the_segment_of_its_first_token(sample: Callable[[str], Sample], name: str, policy: str) -> None:
+    plan = make_plan(sample(name).store, policy=policy, seq_len=16)
+    stretches = plan.stretches(np.arange(plan.num_rows))
+    first = [int(stretches.segment[stretches.row == row][0]) for row in range(plan.num_rows)]
+    assert row_segments(plan).tolist() == first
+
+
+def test_sources_of_a_mixture_have_windows_of_their_own(sample: Callable[[str], Sample]) -> None:
+    stores = {name: sample(name).store for name in ("letters", "parts")}
+    mixture = make_mixture(stores, ["parts=2"], policy="best-fit", split="train", seq_len=16)
+    settings = StreamSettings(order="segments", window_segments=3)
+    options = settings.options(mixture, seed=5, batch_rows=4)
+    expected = [
+        order_named("segments", plan, seed=seed_of_source(5, number), window_segments=3)
+        for number, plan in enumerate(mixture.plans)
+    ]
+    assert [order.identity for order in options["order"]] == [order.identity for order in expected]
+    with MixedLoader(mixture, batch_rows=1, seed=5, **options) as loader:
+        batches = list(itertools.islice(loader, int(mixture.epoch_rows)))
+        assert len({(int(batch.sources[0]), int(batch.rows[0])) for batch in batches if batch.sources[0] == 0}) == (
+            mixture.plans[0].num_rows
+        )
 
 
 @pytest.mark.parametrize("ranks", [[], [[1, 2]], ["a", "b"], [1.0, float("nan")], [float("inf")], 3])

@@ -5,7 +5,6 @@ Most tests use fsspec's own memory and folders as the far side; those at the end
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import http.server
@@ -261,6 +260,43 @@ def test_prefetch_stays_within_the_bound(url: str, scratch: Path, monkeypatch: p
         assert store._prefetch is not None
         store._prefetch.wait()
         assert 0 < sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
+
+
+def test_what_arrives_while_room_is_looked_for_takes_its_room(
+    url: str, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at what is here and the one at what is on its way."""
+    with open_remote(url) as store:
+        first, second = store.manifest.segments[:2]
+    bound = max(first.bytes, second.bytes)
+    one, other = (mirror.Mirror(url, cache_bytes=bound) for _ in range(2))
+    is_coming, may_come = threading.Event(), threading.Event()
+    chunks = ObjectFolder.chunks
+
+    def held_chunks(self: ObjectFolder, name: str, num_bytes: int) -> Iterator[bytes]:
+        if name == mirror.tokens_name(first):
+            is_coming.set()
+            may_come.wait()
+        yield from chunks(self, name, num_bytes)
+
+    monkeypatch.setattr(ObjectFolder, "chunks", held_chunks)
+    coming = threading.Thread(target=lambda: one.prefetch_segment(first, is_cancelled=lambda: False))
+    coming.start()
+    is_coming.wait()
+
+    def then_comes(look: Any) -> Any:
+        def looked(self: mirror.Mirror) -> Iterator[Any]:
+            seen = list(look(self))
+            may_come.set()
+            coming.join()
+            return iter(seen)
+
+        return looked
+
+    for name in ("_cached", "_arriving"):
+        monkeypatch.setattr(mirror.Mirror, name, then_comes(getattr(mirror.Mirror, name)))
+    os.close(other.fetch_segment(second, release=lambda: False))
+    assert sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
 
 
 def test_a_killed_fetch_takes_no_room(url: str, scratch: Path) -> None:
@@ -599,40 +635,6 @@ def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> No
         over.set()
         thread.join()
         assert exit_code == 0
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    pytest.importorskip("flask_cors", reason="moto's server needs flask and flask-cors")
-    pytest.importorskip("obstore")
-    moto = pytest.importorskip("moto.server")
-    started = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    with contextlib.redirect_stdout(None):
-        started.start()
-    host, port = started.get_host_and_port()
-    yield f"http://{host}:{port}"
-    started.stop()
-
-
-@pytest.fixture
-def bucket(server: str, monkeypatch: pytest.MonkeyPatch) -> Any:
-    import boto3
-
-    settings = {
-        "AWS_ENDPOINT_URL": server,
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_REGION": "us-east-1",
-        # Nobody is asked for credentials outside this machine.
-        "AWS_METADATA_ENDPOINT": "http://127.0.0.1:9",
-    }
-    for name, value in settings.items():
-        monkeypatch.setenv(name, value)
-    resource = boto3.resource("s3", endpoint_url=server, region_name="us-east-1")
-    made = resource.create_bucket(Bucket="bucket")
-    yield made
-    made.objects.all().delete()
-    made.delete()
 
 
 def test_s3_pushed_and_read_back(bucket: Any, local: Path) -> None:

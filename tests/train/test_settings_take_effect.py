@@ -104,6 +104,7 @@ ELSEWHERE: dict[str, tuple[str, str]] = {
     "trackers": ("train/test_watchers.py", "needs their packages, or fakes"),
     "tune": ("train/tuning/test_rules.py", "measures on a GPU alone"),
     "tune_cache": ("train/tuning/test_measuring.py", "measures on a GPU alone"),
+    "window_segments": ("train/test_stream_settings.py", "needs a store of several segments"),
     "tune_seconds": ("train/tuning/test_measuring.py", "measures on a GPU alone"),
 }
 

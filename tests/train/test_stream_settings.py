@@ -40,7 +40,7 @@ def code_path(tmp_path_factory: pytest.TempPathFactory, store_path: Path) -> Pat
         [path.read_bytes() for path in sorted(texts.iterdir())], vocab_size=320, control_tokens=MARKS
     )
     source = FilesSource(name="texts", root=str(texts))
-    prepare([source], folder / "store", tokenizer=tokenizer, options=PrepareOptions())
+    prepare([source], folder / "store", tokenizer=tokenizer, options=PrepareOptions(unit_bytes=2000))
     return folder / "store"
 
 
@@ -96,6 +96,10 @@ CASES: dict[str, tuple[list[str], dict[str, Any]]] = {
         {"policy": "pad", "order": lambda plan: order_named("group_by_length", plan, seed=42)},
     ),
     "curriculum": (["order=curriculum", "pack=pad"], {}),
+    "segments": (
+        ["order=segments", "window_segments=1"],
+        {"order": lambda plan: order_named("segments", plan, seed=42, window_segments=1)},
+    ),
     "fim": (
         ["fim_rate=1", "fim_spm_rate=0.25"],
         {"transforms": lambda plan: [FillInTheMiddle.for_plan(plan, rate=1.0, spm_rate=0.25)]},
@@ -166,6 +170,12 @@ def test_a_mixture_has_a_curriculum_per_source_and_transforms(tmp_path: Path, co
     assert trained(tmp_path / "run", code, *settings, resume=True) == whole[3:]
 
 
+def test_a_window_of_segments_is_as_wide_as_asked(tmp_path: Path, code: Store, trained: Trained) -> None:
+    assert len(code.manifest.segments) > 8
+    widths = [trained(tmp_path / str(width), code, "order=segments", f"window_segments={width}") for width in (1, 4, 8)]
+    assert widths[0] != widths[1] != widths[2] == trained(tmp_path / "usual", code, "order=segments")
+
+
 def test_a_fact_orders_rows_and_an_unknown_one_is_refused_by_name(tmp_path: Path, trained: Trained) -> None:
     lines = [f'{{"text": "{"ab cd " * (3 + n % 7)}number {n}", "grade": {(n * 37) % 101}}}' for n in range(120)]
     (tmp_path / "rows.jsonl").write_text("\n".join(lines) + "\n")
@@ -205,6 +215,8 @@ def test_marks_may_be_named(tmp_path: Path, code: Store, trained: Trained) -> No
         (["order=backwards"], "order"),
         (["curriculum_by=time"], "curriculum_by"),
         (["order=sequential", "curriculum_by=time"], "curriculum_by"),
+        (["window_segments=8"], "window_segments"),
+        (["order=segments", "window_segments=0"], "window_segments"),
         (["fim_spm_rate=0.5"], "fim_spm_rate"),
         (["fim_tokens=[a, b, c]"], "fim_tokens"),
         (["fim_rate=1", "fim_tokens=[a, b]"], "fim_tokens"),

@@ -47,10 +47,13 @@ def plan(
         int | None, typer.Option(help="Also show which rows the order of this seed begins with.", min=0)
     ] = None,
     order: Annotated[
-        str, typer.Option(help="Of --seed: shuffled, sequential, group-by-length or curriculum.")
+        str, typer.Option(help="Of --seed: shuffled, sequential, group-by-length, curriculum or segments.")
     ] = "shuffled",
     curriculum_by: Annotated[
         str | None, typer.Option(metavar="FACT", help="What a curriculum goes by; default document-length.")
+    ] = None,
+    window_segments: Annotated[
+        int | None, typer.Option(help="Of the order segments: how many it draws rows from at a time; default 8.", min=1)
     ] = None,
     json_output: Json = False,
 ) -> None:
@@ -74,7 +77,7 @@ def plan(
         "boundaries": not cross_boundaries,
         "overlap_loss": overlap_loss,
     }
-    if seed is None and (order != "shuffled" or curriculum_by):
+    if seed is None and (order != "shuffled" or curriculum_by or window_segments):
         raise ConfigError("--order shows where the order of a seed begins", hint="add --seed, as the run has it")
     if len(stores) > 1 or mix or epochs or temperature != 1:
         if seed is not None:
@@ -82,7 +85,7 @@ def plan(
         facts = _mixture_facts(stores, mix or [], epochs=epochs or [], temperature=temperature, options=options)
         show = _print_mixture
     else:
-        stream = {"order": order, "curriculum_by": curriculum_by}
+        stream = {"order": order, "curriculum_by": curriculum_by, "window_segments": window_segments}
         facts, show = _plan_facts(stores[0], options, seed=seed, stream=stream), _print_plan
     if json_output:
         print_json(facts)
@@ -90,9 +93,7 @@ def plan(
         show(facts)
 
 
-def _plan_facts(
-    store: str, options: dict[str, Any], *, seed: int | None, stream: dict[str, str | None]
-) -> dict[str, Any]:
+def _plan_facts(store: str, options: dict[str, Any], *, seed: int | None, stream: dict[str, Any]) -> dict[str, Any]:
     from penstock.load.filling import Filler
     from penstock.load.stream import StreamSettings
     from penstock.pack import make_plan

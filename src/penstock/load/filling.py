@@ -18,6 +18,7 @@ from penstock.errors import ConfigError
 from penstock.load.gather import Allocate, Batch, Gatherer, Layout, StretchBuffer
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import check_identity_size
+from penstock.load.sweeping import SweepingCopier
 from penstock.load.transforms import Transform, row_keys
 from penstock.pack import Plan
 
@@ -63,8 +64,14 @@ class Filler:
         check_identity_size(self.identity)
         self._gatherer = Gatherer(plan)
         self._transforming = threading.Lock()
-        plan.store.expect(plan.documents)
+        if self.sweeper is None:
+            plan.store.expect(plan.documents)
         self._more_borders = sum(transform.extra_borders_per_row for transform in self.transforms)
+
+    @property
+    def sweeper(self) -> SweepingCopier | None:
+        """See `Gatherer`."""
+        return self._gatherer.sweeper
 
     def new_buffer(self, *, num_batches: int, batch_rows: int, allocate: Allocate = np.empty) -> StretchBuffer:
         """A buffer for stretches of up to `num_batches`."""

@@ -4,6 +4,8 @@ What stands where is worked out for many batches at once (a `Layout`), because n
 however little it is asked; a stretch of them is then filled in a dozen calls. Tokens that lie together are copied
 together (copying.py), straight out of the maps of segments. Blocks of tokens are checked on first touch. More than half
 of the time is memory's, which is read at random, and passes without Python's lock.
+
+Of remote stores that the local cache can't hold, the tokens are brought together where the layout is (sweeping.py).
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.errors import ConfigError
-from penstock.load.copying import TokenCopier, TokenLayout
 from penstock.load.loss import LossRuns
+from penstock.load.sweeping import SweepingCopier, copier_of
 from penstock.pack import Plan, Spans, Stretches
 
 __all__ = ["Allocate", "Batch", "Gatherer", "Layout", "StretchBuffer"]
@@ -103,7 +105,7 @@ class Layout:
 
     Attributes:
         rows: [batches, rows per batch], the plan's row numbers.
-        tokens: where the tokens lie.
+        tokens: where the tokens lie, or all of them; what the copier made.
         padded: rows, counted from 0, that have no label at some place.
         padded_ends: where padding begins in these.
         silent: places over all rows x T whose label is of another document, or counted already.
@@ -115,7 +117,7 @@ class Layout:
     """
 
     rows: Integers
-    tokens: TokenLayout
+    tokens: Any
     padded: Integers
     padded_ends: Integers
     silent: Integers
@@ -133,10 +135,15 @@ class Gatherer:
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
-        self._copier = TokenCopier(plan.store, row_tokens=plan.seq_len + 1)
+        self._copier = copier_of([plan], row_tokens=plan.seq_len + 1)
         self._loss_runs = LossRuns.of(plan.store, plan.documents)
         self._places = np.arange(plan.seq_len)
         self._working = threading.Lock()
+
+    @property
+    def sweeper(self) -> SweepingCopier | None:
+        """What fetches segments while rows are laid out; None where their stores keep all of them."""
+        return self._copier if isinstance(self._copier, SweepingCopier) else None
 
     def new_buffer(self, *, num_batches: int, batch_rows: int, allocate: Allocate = np.empty) -> StretchBuffer:
         """A buffer for stretches of up to `num_batches`.

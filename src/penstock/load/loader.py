@@ -5,6 +5,9 @@ it. The saved state is the position in rows and the identity of what it is a pos
 constant time, good for any world size, worker count and batch size. Worker processes and shared memory are not needed:
 filling a batch takes less than a training step spends waiting for a lock, and most of it without Python's.
 
+Where the segments of remote stores don't fit into the local cache, what is worked out ahead are the tokens themselves
+(see `sweeping`), and the next of it is begun as soon as the one before is there.
+
 Memory: the buffers, one more than there are threads, and what is worked out ahead.
 """
 
@@ -216,6 +219,7 @@ class _Batches:
     def __init__(self, filler: Filler, *, batch_rows: int, share: slice) -> None:
         self._filler = filler
         self._share = share
+        self.sweeper = filler.sweeper
         self.batch_rows = batch_rows
         self.own_rows: int = share.stop - share.start
         self.own_tokens: int = self.own_rows * filler.plan.seq_len
@@ -315,9 +319,11 @@ class _Stretches:
         return _Stretch(position=position, count=run.stretch, laid_out=run.laid_out)
 
     def work_ahead(self) -> None:
-        """Works out the next run where this one is nearly over, unless another thread is at it."""
+        """Works out the next run where it is time to, unless another thread is at it."""
         run = self._run
-        if run.count - self._taken > STRETCHES_LEFT * run.stretch or not self._working.acquire(blocking=False):
+        is_nearly_over = run.count - self._taken <= STRETCHES_LEFT * run.stretch
+        # Fetching takes longer than anything else: it has all of this run's time.
+        if not (is_nearly_over or self._filler.sweeper) or not self._working.acquire(blocking=False):
             return
         try:
             if self._next is None and run is self._run:
@@ -349,6 +355,7 @@ class _Producer:
 
     def __init__(self, filler: _Batches, buffers: list[StretchBuffer], position: int) -> None:
         self._work = _Work(filler, buffers, position)
+        self._sweeper = filler.sweeper
         self._taken = 0
         self._batches: Iterator[Batch] = iter(())
         self._lent: StretchBuffer | None = None
@@ -356,7 +363,8 @@ class _Producer:
         # The threads know the work and the filler, not the loader: a loader nobody holds can be collected.
         self._threads = [
             threading.Thread(target=self._work.run, name=f"penstock-load-{number}", daemon=True)
-            for number in range(len(buffers) - 1)
+            # While one of them fetches, the others fill.
+            for number in range(len(buffers) - 1 + (self._sweeper is not None))
         ]
         for thread in self._threads:
             thread.start()
@@ -374,14 +382,18 @@ class _Producer:
         return batch
 
     def stop(self) -> None:
-        """Ends the threads and waits for them."""
+        """Ends the threads and waits for them, not for all that they were going to fetch."""
         with contextlib.suppress(queue.Empty):
             while True:
                 self._work.free.get_nowait()
         self._work.free.put(None)
+        if self._sweeper is not None:
+            self._sweeper.interrupted.set()
         for thread in self._threads:
             if thread is not threading.current_thread():  # a loader may be collected in any thread
                 thread.join()
+        if self._sweeper is not None:
+            self._sweeper.interrupted.clear()
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,13 +25,13 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError, ResumeError, nearest_first
 from penstock.hashing import digest_of, strong_hash
-from penstock.load.copying import TokenCopier
 from penstock.load.filling import Filler
 from penstock.load.gather import Batch, Gatherer, Layout, Source, StretchBuffer
 from penstock.load.loader import Loader
 from penstock.load.loss import LossRuns
 from penstock.load.order import InBlocks, Order, Sequential, Shuffled
 from penstock.load.state import MOST_STATE_BYTES, check_identity_size, position_in, saved_state
+from penstock.load.sweeping import copier_of
 from penstock.load.transforms import Transform
 from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
@@ -60,8 +60,7 @@ class MixedGatherer(Gatherer):
         self._plan: Any = mixture  # has all that marking labels and borders asks of a plan
         self._places = np.arange(mixture.seq_len)
         self._working = threading.Lock()
-        stores = [plan.store for plan in mixture.plans]
-        self._copier = TokenCopier(*stores, row_tokens=mixture.seq_len + 1)
+        self._copier = copier_of(mixture.plans, row_tokens=mixture.seq_len + 1)
         self._runs = [LossRuns.of(plan.store, plan.documents) for plan in mixture.plans]
 
     def _sources(self, rows: Integers) -> list[Source]:
@@ -108,9 +107,10 @@ class MixedFiller(Filler):
         self._orders = [InBlocks(one) for one in orders]
         self._gatherer = MixedGatherer(mixture)
         self._transforming = threading.Lock()
-        for store in {plan.store for plan in mixture.plans}:
-            wanted = [plan.documents for plan in mixture.plans if plan.store is store]
-            store.expect(np.sort(np.concatenate(wanted)))
+        if self.sweeper is None:
+            for store in {plan.store for plan in mixture.plans}:
+                wanted = [plan.documents for plan in mixture.plans if plan.store is store]
+                store.expect(np.sort(np.concatenate(wanted)))
         self._more_borders = sum(transform.extra_borders_per_row for transform in self.transforms)
 
     def at(self, start: int, count: int) -> tuple[Integers, Integers]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.load.mixed import seed_of_source
-from penstock.load.order import Curriculum, GroupedByLength, Order
+from penstock.load.order import WINDOW_SEGMENTS, BySegments, Curriculum, GroupedByLength, Order, row_segments
 from penstock.load.ranks import DOCUMENT_LENGTH, ROW_LENGTH, row_ranks
 from penstock.load.transforms import FillInTheMiddle, RandomCrop, Transform
 from penstock.pack import Plan
@@ -21,7 +21,7 @@ from penstock.pack.mixture import Mixture
 
 __all__ = ["ORDERS", "StreamSettings"]
 
-ORDERS = ("shuffled", "sequential", "group-by-length", "curriculum")
+ORDERS = ("shuffled", "sequential", "group-by-length", "curriculum", "segments")
 GROUP_BATCHES = 32
 LEAST_GROUP_ROWS = 2048
 
@@ -33,6 +33,7 @@ class StreamSettings:
     Attributes:
         order: one of `ORDERS`.
         curriculum_by: what a curriculum sorts by, lowest first: `document-length`, or a fact of the documents.
+        window_segments: of the order `segments`: how many of them its rows are drawn from at a time; None: 8.
         fim_rate: share of the documents that become fill-in-the-middle.
         fim_spm_rate: share of those that have the suffix first; None: 0.5.
         fim_tokens: what the tokenizer calls prefix, suffix and middle; None: the usual names are looked for.
@@ -42,6 +43,7 @@ class StreamSettings:
 
     order: str = "shuffled"
     curriculum_by: str | None = None
+    window_segments: int | None = None
     fim_rate: float = 0.0
     fim_spm_rate: float | None = None
     fim_tokens: tuple[str, str, str] | None = None
@@ -53,6 +55,7 @@ class StreamSettings:
             raise ConfigError(f"there is no order {self.order!r}", hint=f"orders: {nearest_first(self.order, ORDERS)}")
         for name, owner, is_on, way in (
             ("curriculum_by", "order", self.order == "curriculum", "order=curriculum"),
+            ("window_segments", "order", self.order == "segments", "order=segments"),
             ("fim_spm_rate", "fim_rate", self.fim_rate > 0, "fim_rate above 0"),
             ("fim_tokens", "fim_rate", self.fim_rate > 0, "fim_rate above 0"),
             ("random_crop_smallest", "random_crop", self.random_crop > 0, "random_crop above 0"),
@@ -97,14 +100,23 @@ class StreamSettings:
                     "the order 'group-by-length' is one of a single plan: a batch of a mixture has rows of all sources",
                     hint="leave out mix, or set order=shuffled; pack=best-fit wastes nothing on padding either",
                 )
+            seeds = [seed_of_source(seed, number) for number in range(len(rows.sources))]
+            if self.order == "segments":
+                return [self._by_segments(one.plan, seed=own) for one, own in zip(rows.sources, seeds, strict=True)]
             return [
-                Curriculum(row_ranks(one.plan, by, bucket=one.bucket), seed=seed_of_source(seed, number))
-                for number, one in enumerate(rows.sources)
+                Curriculum(row_ranks(one.plan, by, bucket=one.bucket), seed=own)
+                for one, own in zip(rows.sources, seeds, strict=True)
             ]
+        if self.order == "segments":
+            return self._by_segments(rows, seed=seed)
         if self.order == "curriculum":
             return Curriculum(row_ranks(rows, by), seed=seed)
         group_rows = max(LEAST_GROUP_ROWS, GROUP_BATCHES * batch_rows)
         return GroupedByLength(row_ranks(rows, ROW_LENGTH), seed=seed, group_rows=group_rows)
+
+    def _by_segments(self, plan: Plan, *, seed: int) -> Order:
+        window = WINDOW_SEGMENTS if self.window_segments is None else self.window_segments
+        return BySegments(row_segments(plan), seed=seed, window_segments=window)
 
     def _transforms(self, rows: Any) -> Iterator[Transform]:
         if self.fim_rate:
@@ -121,6 +133,7 @@ class StreamSettings:
             "sequential": "the plan's own order, as set",
             "group-by-length": "rows of like length together, in another arrangement each pass, as set",
             "curriculum": f"lowest {self.curriculum_by or DOCUMENT_LENGTH} first, every pass, as set",
+            "segments": f"rows of {self.window_segments or WINDOW_SEGMENTS} segments at a time shuffled, as set",
         }
         told = [("order", self.order, reasons[self.order])]
         if self.fim_rate:

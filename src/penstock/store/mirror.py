@@ -208,8 +208,9 @@ class Mirror:
         """
         with _flock(self._root / "lock"), fs.fail_as_disk_error("removing from the cache of a remote store"):
             self._remove_leftovers()
+            arriving = dict(self._arriving())  # first: what has arrived by the next line is among those
             cached = sorted(self._cached(), key=lambda segment: segment.used)
-            sizes = {segment.path: segment.bytes for segment in cached} | dict(self._arriving())
+            sizes = arriving | {segment.path: segment.bytes for segment in cached}
             excess = sum(sizes.values()) + num_bytes - self.cache_bytes
             for segment in cached:
                 if excess <= 0:

@@ -15,7 +15,7 @@ import os
 import re
 import resource
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -197,6 +197,11 @@ class Segment:
                 raise _damaged(self.path, f"the 64 KiB block at byte {start} isn't what was committed")
             self._seen[block] = True
 
+    def check(self, offset: int, length: int) -> None:
+        """The same for the blocks of a span."""
+        first, last = offset * self.tokens.itemsize, (offset + length) * self.tokens.itemsize
+        self.check_blocks(range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)))
+
     def close(self) -> None:
         """Gives the map back once nothing views it any more."""
         self.tokens = np.empty(0, self.tokens.dtype)
@@ -206,7 +211,13 @@ class Segment:
 
 
 class Store:
-    """A committed version of a store. Get one from `open_store`; close it or use it as a context manager."""
+    """A committed version of a store. Get one from `open_store`; close it or use it as a context manager.
+
+    Attributes:
+        is_swept: whether a reader visits its segments one after another because not all of them may be here at once.
+    """
+
+    is_swept = False
 
     def __init__(self, path: Path, version: int) -> None:
         self.path = path
@@ -226,6 +237,11 @@ class Store:
     def location(self) -> str:
         """What `open_store` finds this store by: its folder, or the URL of a remote one."""
         return str(self.path)
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """Bound on how much of its segments is kept on this machine; None where all of them are."""
+        return None
 
     @property
     def digest(self) -> str:
@@ -269,15 +285,32 @@ class Store:
         """A segment, opened on first use."""
         segment = self._segments[number]
         if segment is None:
-            seen = self._seen[self._first_block[number] : self._first_block[number + 1]]
-            segment = self._segments[number] = Segment(self.path, self.manifest.segments[number], self.dtype, seen)
+            segment = self._segments[number] = self._mapped_segment(number)
         return segment
+
+    def _mapped_segment(self, number: int) -> Segment:
+        seen = self._seen[self._first_block[number] : self._first_block[number + 1]]
+        return Segment(self.path, self.manifest.segments[number], self.dtype, seen)
 
     def segments(self, numbers: Iterable[int]) -> list[Segment]:
         """Several of them; those that are open already cost nearly nothing, which counts for one who asks for all of
         them again and again because they may have been let go of."""
         opened = self._segments
         return [opened[number] or self.segment(number) for number in numbers]
+
+    def present(self, numbers: Container[int]) -> list[int]:
+        """Which of some segments are on this machine now."""
+        return [number for number in range(len(self._segments)) if number in numbers]
+
+    def visit(self, number: int, read: Callable[[Segment], None], *, is_cancelled: Callable[[], bool]) -> None:
+        """Has a segment read that nobody needs to keep afterwards.
+
+        Args:
+            number: the segment.
+            read: gets it; checks what it reads, and keeps nothing that refers to it. May be asked twice.
+            is_cancelled: asked while the segment is fetched, where it has to be.
+        """
+        read(self.segment(number))
 
     def expect(self, documents: npt.NDArray[np.int64]) -> None:
         """Says which documents will be read, in order; a remote store begins to fetch them. Here there is no need."""
@@ -302,8 +335,7 @@ class Store:
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view."""
         opened = self.segment(segment)
-        first, last = offset * self.dtype.itemsize, (offset + length) * self.dtype.itemsize
-        opened.check_blocks(range(first // BLOCK_BYTES, -(-last // BLOCK_BYTES)))
+        opened.check(offset, length)
         return opened.tokens[offset : offset + length]
 
     def document_tokens(self, document: int) -> npt.NDArray[Any]:

@@ -2,7 +2,11 @@
 
 In: an address. Out: a `Store` like any other. At open: the manifest and the index arrays are fetched, and the sizes of
 the rest compared with the remote listing. A segment comes whole on first use, checked block by block while it arrives,
-and is then mapped from the local copy. `expect` fetches ahead in the background. See `mirror.py` for the copy itself.
+and is then mapped from the local copy. `expect` fetches ahead in the background; `visit` fetches for a moment. See
+`mirror.py` for the copy itself.
+
+A segment that is open here is never removed while somebody needs it: `segment` keeps it until this store needs its
+room, `visit` until it has been read.
 
 Versions never change and appear by their manifest alone, so nothing is asked twice; a damaged local copy
 is fetched anew.
@@ -17,7 +21,8 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -79,6 +84,11 @@ class RemoteStore(Store):
         return self._mirror.remote.url
 
     @property
+    def cache_bytes(self) -> int | None:
+        """Bound on the local copies of segments, of all remote stores together."""
+        return self._mirror.cache_bytes
+
+    @property
     def _opening(self) -> threading.RLock:
         """Of this process: one that is forked may have been so while a thread that didn't come along held the lock."""
         return self._locks.setdefault(os.getpid(), threading.RLock())
@@ -89,9 +99,40 @@ class RemoteStore(Store):
         if segment is not None:
             return segment
         with self._opening:
-            if self._segments[number] is None:
-                self._open_segment(number)
-            return super().segment(number)
+            return self._segments[number] or self._open_segment(number)
+
+    def present(self, numbers: Container[int]) -> list[int]:
+        """See `Store`: those in the local copy."""
+        known = self._numbers_by_file
+        names = [entry.name for entry in (self.path / SEGMENTS).iterdir()]
+        return [known[name] for name in names if known.get(name) in numbers]
+
+    @cached_property
+    def _numbers_by_file(self) -> dict[str, int]:
+        return {f"{entry.name}.tokens": number for number, entry in enumerate(self.manifest.segments)}
+
+    def visit(self, number: int, read: Callable[[Segment], None], *, is_cancelled: Callable[[], bool]) -> None:
+        """See `Store`: fetched unless it is here, and kept here until it is read; a damaged copy is replaced once."""
+        try:
+            self._visit(number, read, is_cancelled)
+        except DamagedStoreError:
+            with self._opening:
+                self._let_go(number)
+                self._mirror.forget(self.manifest.segments[number])
+            self._visit(number, read, is_cancelled)
+
+    def _visit(self, number: int, read: Callable[[Segment], None], is_cancelled: Callable[[], bool]) -> None:
+        # A lock and a map of its own: what this store has open may be let go of by any thread that needs its room.
+        entry = self.manifest.segments[number]
+        lock = self._mirror.fetch_segment(entry, release=self._release_one, is_cancelled=is_cancelled)
+        try:
+            segment = self._mapped_segment(number)
+            try:
+                read(segment)
+            finally:
+                segment.close()
+        finally:
+            os.close(lock)
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view; where the local copy is damaged, of a fresh one."""
@@ -154,28 +195,31 @@ class RemoteStore(Store):
     def _small_files(self) -> list[FileEntry]:
         return [*self.manifest.index, self.manifest.tokenizer_file]
 
-    def _open_segment(self, number: int) -> None:
+    def _open_segment(self, number: int) -> Segment:
         """Fetches and maps; a local copy whose checksums turn out damaged is replaced once."""
         entry = self.manifest.segments[number]
         lock = self._mirror.fetch_segment(entry, release=self._release_one)
         try:
-            super().segment(number)
+            segment = super().segment(number)
         except BaseException:
             os.close(lock)
             raise
         self._kept[number] = lock
+        return segment
 
     def _release_one(self) -> bool:
         """Lets go of the segment that has been open longest."""
-        if not self._kept:
-            return False
-        self._let_go(next(iter(self._kept)))
-        return True
+        # Not under `_opening`: who visits a segment holds the lock of its file, which who opens it is waiting for.
+        kept = list(self._kept)
+        if kept:
+            self._let_go(kept[0])
+        return bool(kept)
 
     def _let_go(self, number: int) -> None:
         # Not closed: another thread may be reading. The map lives as long as somebody holds it, also without its file.
+        lock = self._kept.pop(number, None)  # first: as long as the segment stands there nobody opens it anew
         self._segments[number] = None
-        if (lock := self._kept.pop(number, None)) is not None:
+        if lock is not None:
             os.close(lock)
 
     def _stop_prefetch(self) -> None:

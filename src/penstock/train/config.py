@@ -93,8 +93,9 @@ class TrainConfig(Settings):
     pack: Literal["concat", "best-fit", "windows", "pad"] = "concat"
     overlap: int = Field(default=0, ge=0, description="of windows: tokens that a row repeats from the one before")
     overlap_loss: bool = Field(default=False, description="of windows: whether repeated tokens count again")
-    order: Literal["shuffled", "sequential", "group-by-length", "curriculum"] = "shuffled"
+    order: Literal["shuffled", "sequential", "group-by-length", "curriculum", "segments"] = "shuffled"
     curriculum_by: str | None = Field(default=None, min_length=1, description="None: document-length; or a fact's name")
+    window_segments: int | None = Field(default=None, ge=1, description="of the order segments; None: 8")
     fim_rate: float = Field(default=0.0, ge=0, le=1, description="share of documents made fill-in-the-middle")
     fim_spm_rate: float | None = Field(default=None, ge=0, le=1, description="of those, suffix first; None: 0.5")
     fim_tokens: tuple[str, str, str] | None = Field(default=None, description="prefix, suffix, middle; None: as usual")
