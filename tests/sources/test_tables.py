@@ -146,6 +146,28 @@ def test_every_format_gives_the_same_texts_at_any_unit_size(tmp_path: Path, rows
     assert not any(document.exact for document in documents)
 
 
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())]
+)
+@pytest.mark.parametrize("batch_rows", [7, 1000])
+def test_arrow_units_are_of_one_size_however_unlike_the_rows(tmp_path: Path, kind: pa.DataType, batch_rows: int):
+    """Most bytes in a few rows that stand together, as generated headers do in a tree of code."""
+    lengths = [200] * 300 + [20_000] * 30 + [0] * 40 + [200] * 300
+    texts = [f"{number} " + "x" * length for number, length in enumerate(lengths)]
+    table = pa.table({"id": list(range(len(texts))), "text": pa.array(texts, pa.string()).cast(kind)})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, batch_rows)
+    source = source_of(tmp_path / "a.arrow")
+    units = list(source.units(50_000))
+    read = [contents(source.read(unit).documents) for unit in units]
+    source.close()
+    assert [text.decode() for unit in read for text in unit] == texts
+    total = sum(map(len, texts))
+    assert total <= sum(unit.input_bytes for unit in units) <= total + 30 * len(texts)
+    assert max(sum(map(len, unit)) for unit in read) <= 50_000 + 20_100
+    assert len(units) <= 2 + total // 50_000
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.jsonl.zst", "groups.parquet", "stream.arrow"])
 def test_places_lead_back_to_the_rows(tmp_path: Path, rows: Rows, name: str):
     data = FORMATS[name](rows)

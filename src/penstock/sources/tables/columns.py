@@ -1,11 +1,12 @@
 """Parquet and Arrow: how they are cut, and their rows.
 
 Parquet is cut at row groups; one larger than two units is cut into runs of rows, read one after another from the same
-open reader, because a row group can't be entered in the middle. Arrow files and streams (Feather 2, what
-`datasets` writes) are memory-mapped and cut into runs of rows. Only the columns that the content is made of, the named
-ones and short scalar ones are read.
+open reader, because a row group can't be entered in the middle. Arrow files and streams (Feather 2, what `datasets`
+writes) are memory-mapped and cut into runs of rows, by what each row takes. Only the columns that the content is made
+of, the named ones and short scalar ones are read.
 
-Memory: a batch (about 4 MiB of a row group's columns by its own average, at least one row) beside the unit's documents.
+Memory: a batch (about 1 MiB of a row group's columns by its own average, at least one row) beside the unit's documents,
+and of Parquet a page and a dictionary, which its writer made as large as it liked: both are unpacked whole.
 A damaged row group or batch: the rows before it are kept, the damage is counted once as `damaged`. A file that can't
 be opened at all is an error.
 """
@@ -25,11 +26,12 @@ from penstock.errors import InputError
 from penstock.sources.document import printable
 from penstock.sources.rows import RowRenderer, TextColumn, refuse_missing
 from penstock.sources.tables.documents import MAX_FACT_CHARACTERS, RowDocuments
-from penstock.sources.tables.files import Piece, TableFile, cut_evenly
+from penstock.sources.tables.files import Piece, TableFile
 
 __all__ = ["BatchCursor", "add_column_rows", "column_pieces", "open_batches"]
 
-BATCH_BYTES = 4 * 2**20
+# Larger ones come out of fresh memory each time, which takes longer than unpacking them.
+BATCH_BYTES = 2**20
 MAX_BATCH_ROWS = 4096
 # A group is read whole up to this many units, so that its neighbours can be read by others.
 WHOLE_GROUP_UNITS = 2
@@ -127,19 +129,48 @@ def _group_bytes(group: Any, names: set[str]) -> int:
 def _arrow_pieces(
     file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], unit_bytes: int
 ) -> Iterator[Piece]:
-    row = 0
-    total = 0
+    """Cut by what each row takes, not by their number: a few rows may hold most of a file."""
+    ends = [np.zeros(1, np.int64)]  # bytes up to the end of each row, after a zero
     try:
         with _MappedArrow(descriptor) as arrow:
             file = _with_columns(file, arrow.schema, renderer, named, set())
             for batch in arrow.batches():
-                row += batch.num_rows
-                total += batch.nbytes
+                ends.append(int(ends[-1][-1]) + np.cumsum(_row_bytes(batch.select(list(file.header)))))
+                ends = ends if len(ends[-1]) else ends[:-1]
     except DamagedBatchError:
-        row += 1  # a piece must hold the place of the damage, so that someone counts it
-    average = max(total // max(row, 1), 1)
-    for start, end in cut_evenly(row, -(-unit_bytes // average)):
-        yield Piece(file, start, end, input_bytes=(end - start) * average)
+        ends.append(ends[-1][-1:])  # a piece must hold the place of the damage, so that someone counts it
+    bytes_before = np.concatenate(ends)
+    start, num_rows = 0, len(bytes_before) - 1
+    while start < num_rows:
+        # As little as makes a unit by itself.
+        end = min(int(np.searchsorted(bytes_before, bytes_before[start] + unit_bytes)), num_rows)
+        yield Piece(file, start, end, input_bytes=int(bytes_before[end] - bytes_before[start]))
+        start = end
+
+
+def _row_bytes(batch: Any) -> np.ndarray[Any, Any]:
+    """[rows], bytes of the columns; of a column that isn't of strings its mean."""
+    sizes = np.zeros(batch.num_rows, np.int64)
+    for column in batch.columns:
+        sizes += _lengths(column) if _is_text(column.type, binary=True) else column.nbytes // max(len(column), 1)
+    return sizes
+
+
+def _lengths(array: Any) -> np.ndarray[Any, Any]:
+    """Bytes of each value of a column of strings; of damaged ones anything that isn't negative."""
+    import pyarrow.types as types
+
+    lengths: np.ndarray[Any, Any] = np.zeros(len(array), np.int64)
+    if types.is_dictionary(array.type):
+        of_values, indices = _lengths(array.dictionary), array.indices.fill_null(0).to_numpy()
+        return of_values.take(indices, mode="clip") if len(of_values) else lengths
+    if types.is_string_view(array.type) or types.is_binary_view(array.type):
+        views = np.frombuffer(array.buffers()[1] or b"", np.int32)[::4]
+        return np.maximum(views[array.offset : array.offset + len(array)].astype(np.int64), 0)
+    offsets, data = _offsets_of(array)
+    if offsets is None or len(offsets) != len(array) + 1:
+        return lengths
+    return np.diff(offsets.astype(np.int64)).clip(0, data.size if data is not None else 0)
 
 
 def _with_columns(
