@@ -653,6 +653,27 @@ def test_a_killed_holders_lock_is_taken_over_at_once(tmp_path):
     assert names_below(tmp_path) == set()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_on_a_full_disk_whoever_frees_space_gets_the_lock_without_a_name(tmp_path, monkeypatch, number):
+    def fail(operation: str, path: str) -> None:
+        if operation == "write":
+            raise OSError(number, os.strerror(number), path)
+
+    lock = tmp_path / "lock"
+    monkeypatch.setattr(fs, "before_operation", fail)
+    with pytest.raises(OSError, match=os.strerror(number)):
+        fs.FolderLock(lock).acquire()
+    if number == errno.EIO:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            fs.FolderLock(lock, frees_space=True).acquire()
+    else:
+        with fs.FolderLock(lock, frees_space=True):
+            assert lock.read_bytes() == b""
+            with pytest.raises(StoreBusyError):
+                fs.FolderLock(lock).acquire()
+    assert names_below(tmp_path) == set()
+
+
 def test_another_hosts_lock_needs_break_lock(tmp_path):
     lock = tmp_path / "lock"
     theirs = json.dumps({"pid": 77, "host": "another-host", "boot_id": "another-boot", "started": 5})

@@ -64,6 +64,7 @@ _NO_HARD_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, er
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
 # What any file is answered with when this process or the system has run out of something.
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 before_operation: Callable[[str, str], None] | None = None
 """Called with (operation, path) before each change of the disk. Only fault-injection tests set it."""
@@ -472,13 +473,16 @@ class FolderLock:
     anew has another host name but the same boot id) or on this host; a file of another host is refused, because not
     every network file system carries kernel locks between hosts. A forked worker shares the lock and dies with its
     holder, a moment later: whoever finds the lock held by a dead process waits for that moment.
+
+    Whoever `frees_space` also gets the lock on a full disk, without a name in the file.
     """
 
     _ORPHANS_SECONDS = 5.0
 
-    def __init__(self, path: Path, *, break_lock: bool = False) -> None:
+    def __init__(self, path: Path, *, break_lock: bool = False, frees_space: bool = False) -> None:
         self._path = path
         self._break_lock = break_lock
+        self._frees_space = frees_space
         self._descriptor = -1
         self.taken_over_from: dict[str, Any] | None = None
 
@@ -539,7 +543,10 @@ class FolderLock:
             with _operation("write", self._path):
                 os.ftruncate(descriptor, 0)
                 os.pwrite(descriptor, json.dumps(_this_process()).encode(), 0)
-        except BaseException:
+        except BaseException as error:
+            if self._frees_space and isinstance(error, OSError) and error.errno in _FULL:
+                os.ftruncate(descriptor, 0)
+                return
             _discard(self._path)  # ours, and half written
             raise
 

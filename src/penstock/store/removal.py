@@ -101,7 +101,8 @@ def prune(store: Path, *, keep: int = 1, compact: bool = False, break_lock: bool
     if keep < 1:
         raise ConfigError(f"--keep is {keep}, expected is 1 or more", hint="the latest version always stays")
     _refuse_no_store(store)
-    with fs.fail_as_disk_error(f"pruning the store {store}"), fs.FolderLock(store / LOCK, break_lock=break_lock):
+    lock = fs.FolderLock(store / LOCK, break_lock=break_lock, frees_space=True)
+    with fs.fail_as_disk_error(f"pruning the store {store}"), lock:
         fs.remove_leftovers(store)
         before = _bytes_of(store)
         compacted = compact and _compact(store)
