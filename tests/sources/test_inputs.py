@@ -172,6 +172,30 @@ def test_columns_of_tables_are_refused_where_no_input_is_one(tree: Path, field: 
     assert len(sources_from_inputs([str(tree / "chats"), str(tree / "chats" / "a.jsonl")], options=options)) == 2
 
 
+def test_a_folder_of_tables_with_another_file_in_it_is_told_of(tree: Path):
+    """Its rows are read as text then, which nothing in the store would show."""
+    notes: list[str] = []
+    shards = tree / "shards"
+    shards.mkdir()
+    for name in ("a.jsonl", "b.jsonl", "README.md"):
+        (shards / name).write_text('{"text": "hello"}\n')
+    sources_from_inputs([str(shards)], on_note=notes.append)
+    assert notes == []
+    (shards / "make\nthem.py").write_text("pass\n")
+    (source,) = sources_from_inputs([str(shards)], on_note=notes.append)
+    assert not isinstance(source, TablesSource)
+    assert len(notes) == 1
+    assert "a.jsonl" in notes[0]
+    assert "make\\nthem.py" in notes[0]
+    # What it advises helps; and code with a table or two in it is what it seems.
+    excluded = InputOptions(files=FileOptions(exclude=("*.py",)))
+    assert isinstance(sources_from_inputs([str(shards)], options=excluded, on_note=notes.append)[0], TablesSource)
+    for number in range(2):
+        (shards / f"{number}.py").write_text("pass\n")
+    sources_from_inputs([str(shards), STANDARD_LIBRARY], on_note=notes.append)
+    assert len(notes) == 1
+
+
 def test_a_template_is_refused_where_no_input_is_a_table(tree: Path):
     options = InputOptions(renderer=TextColumn(text_field="text"))
     with pytest.raises(InputError, match="--template"):

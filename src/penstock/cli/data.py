@@ -200,7 +200,7 @@ def prepare(
         renderer=renderer,
         network=network,
     )
-    sources = sources_from_inputs(inputs, options=input_options)
+    sources = sources_from_inputs(inputs, options=input_options, on_note=note)
     options = PrepareOptions(
         split=split,
         split_by=split_by,

@@ -53,7 +53,7 @@ def train(
     from penstock.sources import InputOptions, sources_from_inputs
 
     _refuse_existing(out, force=force)
-    sources = sources_from_inputs(inputs, options=InputOptions(network=network))
+    sources = sources_from_inputs(inputs, options=InputOptions(network=network), on_note=note)
     with contextlib.ExitStack() as stack:
         for source in sources:
             stack.callback(source.close)

@@ -315,7 +315,7 @@ def _prepare(words: list[str], out: Path, tokenizer: str | None, log: RunLog, ad
     from penstock.tokenize import load_tokenizer
 
     with log.phase("prepare") as detail:
-        sources = sources_from_inputs(words)
+        sources = sources_from_inputs(words, on_note=note)
         leave_alone(sources, out.parent)  # the run may lie inside its own input
         loaded = load_tokenizer(tokenizer) if tokenizer else None
         workers = (adaptation.workers if adaptation else None) or default_workers(probe())

@@ -13,18 +13,19 @@ import dataclasses
 import os
 import re
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from penstock.errors import InputError
+from penstock.sources.document import printable
 from penstock.sources.files import FileOptions, FilesSource
 from penstock.sources.git import GitOptions, GitSource
 from penstock.sources.git import words as git
 from penstock.sources.huggingface import words as huggingface
 from penstock.sources.rows import RowRenderer
 from penstock.sources.source import Source
-from penstock.sources.tables import TableOptions, TablesSource, found_tables
+from penstock.sources.tables import TableOptions, TablesSource, found_tables, unread_tables
 
 __all__ = ["STANDARD_LIBRARY", "InputOptions", "sources_from_inputs"]
 
@@ -50,8 +51,10 @@ class InputOptions:
     network: bool = False
 
 
-def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None = None) -> list[Source]:
-    """The sources that the inputs name, in the order given.
+def sources_from_inputs(
+    inputs: Sequence[str], *, options: InputOptions | None = None, on_note: Callable[[str], None] | None = None
+) -> list[Source]:
+    """The sources that the inputs name, in the order given; `on_note` is told of one that may be meant otherwise.
 
     Raises:
         InputError: an input is missing, of an unknown kind, or two share a name; an option concerns none of them.
@@ -74,11 +77,23 @@ def sources_from_inputs(inputs: Sequence[str], *, options: InputOptions | None =
                 hint=f"name one of them: other={word.rpartition('=')[2]}",
             )
         sources.append(source)
+        if on_note is not None and isinstance(source, FilesSource):
+            _tell_of_unread_tables(source, options.files, on_note)
     if not any(isinstance(source, TablesSource) for source in sources):
         _refuse_unused(options)
     if not any(isinstance(source, GitSource) for source in sources):
         _refuse_unused_git(options.git)
     return sources
+
+
+def _tell_of_unread_tables(source: FilesSource, options: FileOptions, on_note: Callable[[str], None]) -> None:
+    """Tables that lie beside one other file are read as files of text: rarely what is wanted, and nothing shows it."""
+    if found := unread_tables(source.location, options=options):
+        table, other = (printable(path) for path in found)
+        on_note(
+            f"{source.name}: {table} and its like are read as text, not row by row, because {other} lies there too; "
+            f"--exclude what is no table, or name the tables themselves"
+        )
 
 
 def _refuse_unused(options: InputOptions) -> None:

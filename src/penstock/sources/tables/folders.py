@@ -9,6 +9,7 @@ Links are never followed and what is no regular file is never opened; both are c
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import stat
@@ -26,10 +27,12 @@ from penstock.sources.files import FileOptions
 from penstock.sources.hygiene import VENDORED_FOLDERS, PathRules
 from penstock.sources.tables.files import open_file, table_format
 
-__all__ = ["FoundTables", "found_tables"]
+__all__ = ["FoundTables", "found_tables", "unread_tables"]
 
 BESIDE_DATA = re.compile(rb"(README|LICENSE)[^/]*|[^/]*\.(md|json|crc)|_SUCCESS", re.IGNORECASE)
 MAX_STATE_BYTES = 64 * 2**20
+# Of a folder of files, to see whether it was meant as one of tables.
+FILES_LOOKED_AT = 1000
 
 
 @dataclass(kw_only=True)
@@ -143,7 +146,7 @@ def _folder_of_tables(root: str, name: str, options: FileOptions) -> FoundTables
     for path, reason in _walk(os.fsencode(root), options, rules):
         is_table = table_format(path) is not None
         if reason is None and not is_table:
-            if BESIDE_DATA.fullmatch(path.rpartition(b"/")[2]) is None:
+            if not _is_beside_data(path):
                 return None
             reason = "not-a-table"
         if reason is None:
@@ -151,6 +154,26 @@ def _folder_of_tables(root: str, name: str, options: FileOptions) -> FoundTables
         else:
             found.skips.add(reason, prefix + path)
     return found if found.files else None
+
+
+def unread_tables(root: str, *, options: FileOptions) -> tuple[bytes, bytes] | None:
+    """Of a folder that is read as files though half of its files or more are tables: a table, and what isn't one.
+
+    By its first files: nobody wants to wait for a walk over all of a large tree.
+    """
+    if not stat.S_ISDIR(os.lstat(root).st_mode):
+        return None
+    rules = PathRules(include=options.include, exclude=options.exclude)
+    walk = _walk(os.fsencode(root), options, rules)
+    files = [path for path, reason in itertools.islice(walk, FILES_LOOKED_AT) if reason is None]
+    tables = [path for path in files if table_format(path) is not None]
+    others = [path for path in files if table_format(path) is None and not _is_beside_data(path)]
+    return (tables[0], others[0]) if tables and others and len(tables) >= len(others) else None
+
+
+def _is_beside_data(path: bytes) -> bool:
+    """Whether a file is about the tables it lies beside."""
+    return BESIDE_DATA.fullmatch(path.rpartition(b"/")[2]) is not None
 
 
 def _walk(root: bytes, options: FileOptions, rules: PathRules) -> Iterator[tuple[bytes, str | None]]:
