@@ -102,23 +102,45 @@ def page(results: Sequence[Result]) -> str:
     lines = [_PREFACE]
     if not results:
         lines += ["", "No results yet: run `make bench`."]
+    else:
+        lines += ["", "## All that is promised", "", *_promise_lines(_promises(results))]
     for result in results:
         lines += ["", *_section(result)]
     return "\n".join(lines) + "\n"
 
 
 def short_table(results: Sequence[Result]) -> str:
-    """The promises and what was measured, one line each."""
-    lines = ["| measured | ratio | promised | |", "|---|--:|--:|---|"]
-    for result in results:
-        for each in result["ratios"]:
-            if each["required"] is not None:
-                promised = f"{each['bound']} {each['required']:g}"
-                lines.append(table_line(_comparison(each), _ratio_value(each), promised, _word(each)))
-    dates = sorted({result["created"][:10] for result in results})
-    if dates:
-        lines += ["", f"{machine_line(results[0])}; {', '.join(dates)}. All rows: docs/benchmarks.md."]
+    """What a newcomer asks: how ours stands beside its peers, and what isn't reached; the rest in a number."""
+    promised = _promises(results)
+    told = [(result, each) for result, each in promised if _is_beside_a_peer(result, each) or each["met"] is not True]
+    lines = _promise_lines(told)
+    if promised:
+        reached = sum(each["met"] is True for _, each in promised)
+        dates = sorted({result["created"][:10] for result in results})
+        told_of = f"Of {len(promised)} promised figures {reached} are reached; all of them: docs/benchmarks.md."
+        machines = dict.fromkeys(machine_line(result) for result in results)
+        lines += ["", told_of, f"Measured on {'; on '.join(machines)}. {', '.join(dates)}."]
     return "\n".join(lines)
+
+
+def _promises(results: Sequence[Result]) -> list[tuple[Result, Mapping[str, Any]]]:
+    """Each ratio that something was promised of, with its result."""
+    return [(result, each) for result in results for each in result["ratios"] if each["required"] is not None]
+
+
+def _is_beside_a_peer(result: Result, each: Mapping[str, Any]) -> bool:
+    return any(row["name"] == each["over"] and row["role"] == "peer" for row in result["results"])
+
+
+def _promise_lines(promises: Sequence[tuple[Result, Mapping[str, Any]]]) -> list[str]:
+    """A table of promises and what was measured."""
+    lines = ["| | measured | ratio | promised | |", "|---|---|--:|--:|---|"]
+    for result, each in promises:
+        promised = f"{each['bound']} {each['required']:g}"
+        name = result["benchmark"]
+        title = _TITLES.get(name, name)
+        lines.append(table_line(title, _comparison(each), _ratio_value(each), promised, _word(each)))
+    return lines
 
 
 def with_short_table(text: str, results: Sequence[Result]) -> str:
