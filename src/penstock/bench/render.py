@@ -137,9 +137,7 @@ def _promise_lines(promises: Sequence[tuple[Result, Mapping[str, Any]]]) -> list
     lines = ["| | measured | ratio | promised | |", "|---|---|--:|--:|---|"]
     for result, each in promises:
         promised = f"{each['bound']} {each['required']:g}"
-        name = result["benchmark"]
-        title = _TITLES.get(name, name)
-        lines.append(table_line(title, _comparison(each), _ratio_value(each), promised, _word(each)))
+        lines.append(table_line(_title(result), _comparison(each), _ratio_value(each), promised, _word(each)))
     return lines
 
 
@@ -155,7 +153,7 @@ def with_short_table(text: str, results: Sequence[Result]) -> str:
 def _section(result: Result) -> list[str]:
     name = result["benchmark"]
     settings = "; ".join(f"{key.replace('_', ' ')}: {_plain(value)}" for key, value in result["settings"].items())
-    lines = [f"## {_TITLES.get(name, name)} (`bench {name}`)", "", _NOTES.get(name, ""), ""]
+    lines = [f"## {_title(result)} (`bench {name}`)", "", _NOTES.get(name, ""), ""]
     lines += ["| | value | lowest to highest | unit | |", "|---|--:|--:|---|---|"]
     for row in result["results"]:
         lines.append(table_line(row["name"], _value(row), _spread(row), row["unit"], row["role"]))
@@ -178,6 +176,11 @@ def _section(result: Result) -> list[str]:
         f"Settings: {settings}.",
         f"Versions: {versions}.",
     ]
+
+
+def _title(result: Result) -> str:
+    name: str = result["benchmark"]
+    return _TITLES.get(name, name)
 
 
 def table_line(*cells: str) -> str:
