@@ -168,6 +168,19 @@ def test_arrow_units_are_of_one_size_however_unlike_the_rows(tmp_path: Path, kin
     assert len(units) <= 2 + total // 50_000
 
 
+@pytest.mark.parametrize("text", ["a", "", None])
+def test_arrow_units_of_rows_that_hold_next_to_nothing_are_of_few(tmp_path: Path, text: str | None):
+    table = pa.table({"text": pa.array([text] * 5000, pa.string())})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, 700)
+    source = source_of(tmp_path / "a.arrow")
+    units = [source.read(unit) for unit in source.units(2000)]
+    source.close()
+    found = [len(unit.documents) + sum(unit.skips.counts.values()) for unit in units]
+    assert sum(found) == 5000
+    assert max(found) <= 2000 // 8
+
+
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.csv", "rows.jsonl.zst", "groups.parquet", "stream.arrow"])
 def test_places_lead_back_to_the_rows(tmp_path: Path, rows: Rows, name: str):
     data = FORMATS[name](rows)

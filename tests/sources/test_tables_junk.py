@@ -17,7 +17,8 @@ import pytest
 from backports import zstd
 
 from penstock.errors import InputError
-from penstock.sources import SkipTally, TableOptions, TablesSource, sources_from_inputs
+from penstock.sources import SkipTally, TableOptions, TablesSource, TemplateVocabulary, sources_from_inputs
+from penstock.sources.records.templates import row_renderer
 from penstock.sources.tables import streams
 
 pytestmark = pytest.mark.torture(lane="F", sample=True)
@@ -25,12 +26,14 @@ pytestmark = pytest.mark.torture(lane="F", sample=True)
 
 def source_of(path: Path, *, max_document_bytes: int = 1 << 24, **options: Any) -> TablesSource:
     files = [(b"", str(path))]
+    rendered = {"renderer": options.pop("renderer")} if "renderer" in options else {}
     return TablesSource(
         name="t",
         location=str(path),
         files=files,
         options=TableOptions(**options),
         max_document_bytes=max_document_bytes,
+        **rendered,
     )
 
 
@@ -336,10 +339,47 @@ def test_arrow_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path):
         writer.write_table(rows)
     data = bytearray(path.read_bytes())
     place = data.index(struct.pack("<iii", 50, 100, 150))
-    for value in (-5, 2**30, 1):
-        data[place + 4 : place + 8] = struct.pack("<i", value)
+    for values in ([-5], [2**30], [1], [2**31 - 1, -(2**31), -1]):
+        struct.pack_into(f"<{len(values)}i", data, place + 4, *values)
         texts, tally = read_everywhere(written(path, bytes(data)))
         assert (texts, tally.counts) == ([], {"damaged": 1})
+
+
+@pytest.mark.parametrize(
+    ("kind", "borders", "value"),
+    [("dictionary", (50, 100), 1), ("messages", (50, 100), 1), ("messages", (1, 2, 3), 90)],
+)
+def test_offsets_inside_of_a_column_that_lead_out_of_it_are_damage(
+    tmp_path: Path, kind: str, borders: tuple[int, ...], value: int
+):
+    """Of a dictionary's values, of the strings in lists of structs, of the lists."""
+    texts, options = [f"{number:050d}" for number in range(100)], {}
+    rows = pa.table({"text": pa.array(texts).dictionary_encode()})
+    if kind == "messages":
+        rows = pa.table({"messages": [[{"role": "assistant", "content": text}] for text in texts]})
+        options = {"renderer": row_renderer("chatml", vocabulary=TemplateVocabulary.to_be_trained("chatml"))}
+    path = tmp_path / "a.arrow"
+    with pa.ipc.new_file(path, rows.schema) as writer:
+        writer.write_table(rows)
+    assert len(read_everywhere(path, **options)[0]) == 100
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<i", data, data.index(struct.pack(f"<{len(borders)}i", *borders)) + 4, value)
+    read, tally = read_everywhere(written(path, bytes(data)), **options)
+    assert (read, tally.counts) == ([], {"damaged": 1})
+
+
+def test_bytes_that_are_no_utf8_in_messages_are_counted_by_row(tmp_path: Path):
+    of_bytes, of_text = (
+        pa.list_(pa.struct([("role", kind), ("content", kind)])) for kind in (pa.binary(), pa.string())
+    )
+    contents = (b"good", b"\xff\xfe", b"too")
+    messages = pa.array([[{"role": b"assistant", "content": content}] for content in contents], of_bytes).view(of_text)
+    rows = pa.table({"messages": messages})
+    with pa.ipc.new_file(tmp_path / "a.arrow", rows.schema) as writer:
+        writer.write_table(rows)
+    renderer = row_renderer("chatml", vocabulary=TemplateVocabulary.to_be_trained("chatml"))
+    texts, tally = read_everywhere(tmp_path / "a.arrow", renderer=renderer)
+    assert (len(texts), tally.counts) == (2, {"not-utf8": 1})
 
 
 def test_rows_before_damaged_offsets_stay_however_often_they_are_read(tmp_path: Path):

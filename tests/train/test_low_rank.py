@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.profiler import profile
 
 from penstock.train import low_rank
 from penstock.train.adapting import add_adapter
@@ -26,10 +27,11 @@ def drawn(*size: int) -> torch.Tensor:
     return torch.randn(size, dtype=torch.float64, requires_grad=True)
 
 
+@pytest.mark.parametrize("num_rows", [0, 1, 7, 11])
 @pytest.mark.parametrize(("num_in", "num_out"), [(6, 10), (10, 6), (8, 8)])
-def test_the_product_and_its_gradients_are_those_of_the_sum(num_in: int, num_out: int) -> None:
+def test_the_product_and_its_gradients_are_those_of_the_sum(num_in: int, num_out: int, num_rows: int) -> None:
     torch.manual_seed(0)
-    x, a, b = drawn(2, 5, num_in), drawn(3, num_in), drawn(num_out, 3)
+    x, a, b = drawn(2, num_rows, num_in), drawn(3, num_in), drawn(num_out, 3)
     weight = drawn(num_out, num_in).detach()
     found, expected = adapted_product(x, weight, a, b), F.linear(x, weight) + F.linear(F.linear(x, a), b)
     torch.testing.assert_close(found, expected)
@@ -41,9 +43,19 @@ def test_the_product_and_its_gradients_are_those_of_the_sum(num_in: int, num_out
     torch.testing.assert_close(torch.autograd.grad(first, (a, b), given), wanted[1:])
 
 
+@pytest.mark.parametrize(("num_in", "num_out"), [(64, 96), (96, 64), (64, 64)])
+def test_few_rows_have_no_copy_made_of_the_weight(num_in: int, num_out: int) -> None:
+    x, a, b = drawn(2, 5, num_in), drawn(8, num_in), drawn(num_out, 8)
+    weight = drawn(num_out, num_in).detach()
+    with profile(profile_memory=True, record_shapes=True) as seen:
+        adapted_product(x, weight, a, b).sum().backward()
+    taken = max(event.self_cpu_memory_usage for event in seen.events())
+    assert 0 < taken < weight.nbytes
+
+
 def adapted(folder: Path, *, seed: int = 5, **adapter: Any) -> PretrainedModel:
     model = load_pretrained(str(folder), dtype=torch.float32)
-    add_adapter(model, AdapterConfig(kind="lora", rank=4).model_copy(update=adapter), seed=seed)
+    add_adapter(model, AdapterConfig(kind="lora", rank=8).model_copy(update=adapter), seed=seed)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:  # else the adapter says nothing yet
             nn.init.normal_(parameter, std=0.2)
@@ -117,17 +129,24 @@ def left_to_peft(model: PretrainedModel, change: str) -> None:
         layer.base_layer.__class__ = Other
 
 
-@pytest.mark.parametrize("change", ["dropout", "merged", "switched off", "trained base", "another base", "dora"])
+@pytest.mark.parametrize(
+    ("change", "adapter"),
+    [
+        ("dropout", {"dropout": 0.5}),
+        ("dora", {"kind": "dora"}),
+        ("odd rank", {"rank": 4}),
+        *((change, {}) for change in ("merged", "switched off", "trained base", "another base", "vector")),
+    ],
+)
 def test_what_it_cannot_compute_is_left_to_peft(
-    change: str, saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
+    change: str, adapter: dict[str, Any], saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    adapter: dict[str, Any] = {"dropout": {"dropout": 0.5}, "dora": {"kind": "dora"}}.get(change, {})
     torch.manual_seed(0)
     model = adapted(saved_model("llama"), **adapter)
     left_to_peft(model, change)
     monkeypatch.setattr(low_rank, "QUICK_DEVICES", ("cpu",))
     layer = quick_layers(model)[0]
-    x = torch.randn(3, layer.in_features)
+    x = torch.randn(*(() if change == "vector" else (3,)), layer.in_features)
 
     def refused(*parts: torch.Tensor) -> torch.Tensor:
         raise AssertionError("computed the quick way")
@@ -137,3 +156,14 @@ def test_what_it_cannot_compute_is_left_to_peft(
     found = layer(x)
     torch.manual_seed(2)
     assert torch.equal(found, peft.tuners.lora.Linear.forward(layer, x))
+
+
+def test_layers_of_a_peft_without_variants_are_left_to_it(
+    saved_model: SavedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(low_rank, "QUICK_DEVICES", ("cpu",))
+    layer = quick_layers(adapted(saved_model("llama")))[0]
+    monkeypatch.setattr(peft.tuners.lora.Linear, "forward", lambda layer, x: layer.base_layer(x))  # before 0.16
+    del layer.lora_variant
+    x = torch.randn(3, layer.in_features)
+    assert torch.equal(layer(x), layer.base_layer(x))

@@ -5,8 +5,9 @@ In: an input [..., K], a frozen weight [N, K], and an adapter's trained A [r, K]
 
 peft writes the adapter's part as an activation of its own, reads both to add them, and does so again backward. Here the
 few columns of the low rank are laid beside the narrower side of the large product, as further columns of what it sums
-over: [x, x Aᵀ] times [W, B]. Where the input is the wide side (a layer that narrows), the large product is added to the
-adapter's part instead. Measured on an H200, a Llama of 1B with rank 16: docs/models.md.
+over: [x, x Aᵀ] times [W, B]. Where the input is the wide side (a layer that narrows), or where rows are so few that
+writing [W, B] takes longer than what it spares, the large product is added to the adapter's part instead. Measured on
+an H200, a Llama of 1B with rank 16 and 16,384 rows: docs/models.md.
 
 Memory: the input and its r columns for the way back, no [..., N] besides the output.
 """
@@ -26,6 +27,8 @@ __all__ = ["adapted_product", "quicken"]
 
 # Elsewhere nothing waits for memory that much, and a run's losses stay what they were.
 QUICK_DEVICES = ("cuda",)
+# Rows of another length in 16 bits don't begin at 16 bytes, which the quickest kernels want.
+RANK_MULTIPLE = 8
 
 
 def quicken(model: nn.Module) -> int:
@@ -65,13 +68,15 @@ def _quick_class() -> Any:
 def _is_quick(layer: Any, x: Tensor) -> bool:
     """Whether this is one plain adapter, not merged, beside a frozen layer that is plain too, on a GPU."""
     base, names = layer.base_layer, layer.active_adapters
-    if type(base) is not nn.Linear or base.weight.requires_grad or x.device.type not in QUICK_DEVICES:
+    if type(base) is not nn.Linear or base.weight.requires_grad or x.device.type not in QUICK_DEVICES or x.dim() < 2:
         return False
     if layer.disable_adapters or layer.merged or len(names) != 1 or names[0] not in layer.lora_A:
         return False
     (name,) = names
-    is_plain = name not in layer.lora_variant and layer.lora_B[name].bias is None
-    return is_plain and isinstance(layer.lora_dropout[name], nn.Identity)
+    # peft knows variants since 0.16; before, it told DoRA in other ways.
+    is_plain = name not in getattr(layer, "lora_variant", names) and layer.lora_B[name].bias is None
+    has_good_rank = layer.lora_A[name].out_features % RANK_MULTIPLE == 0
+    return is_plain and has_good_rank and isinstance(layer.lora_dropout[name], nn.Identity)
 
 
 def _dtype_of_products(x: Tensor) -> torch.dtype:
@@ -82,7 +87,7 @@ def _dtype_of_products(x: Tensor) -> torch.dtype:
 def adapted_product(x: Tensor, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """See the module; all of one type."""
     product: Tensor = _AdaptedProduct.apply(x.flatten(0, -2), weight, a, b)  # type: ignore[no-untyped-call]
-    return product.view(*x.shape[:-1], -1)
+    return product.view(*x.shape[:-1], weight.shape[0])
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -93,7 +98,7 @@ class _AdaptedProduct(torch.autograd.Function):
         low = F.linear(x, a)  # [M, r]
         ctx.save_for_backward(x, low, weight, a, b)
         num_out, num_in = weight.shape
-        if num_in <= num_out:
+        if num_in <= num_out and num_in < len(x):
             return F.linear(torch.cat((x, low), dim=1), torch.cat((weight, b), dim=1))
         added: Tensor = sum_of_products(low, b.t(), x, weight.t())
         return added
@@ -106,7 +111,7 @@ class _AdaptedProduct(torch.autograd.Function):
         low_gradient = given @ b  # [M, r]
         gradient = None
         if ctx.needs_input_grad[0]:  # not before the first layer: embeddings are frozen too
-            if num_out <= num_in:
+            if num_out <= num_in and num_out < len(x):
                 gradient = torch.cat((given, low_gradient), dim=1) @ torch.cat((weight, a))
             else:
                 gradient = sum_of_products(low_gradient, a, given, weight)

@@ -33,6 +33,8 @@ __all__ = ["BatchCursor", "add_column_rows", "column_pieces", "open_batches"]
 # Larger ones come out of fresh memory each time, which takes longer than unpacking them.
 BATCH_BYTES = 2**20
 MAX_BATCH_ROWS = 4096
+# What Arrow knows a string by; a unit of rows that hold next to nothing would be millions of documents else.
+ROW_BYTES = 8
 # A group is read whole up to this many units, so that its neighbours can be read by others.
 WHOLE_GROUP_UNITS = 2
 PARQUET_BUFFER_BYTES = 2**20
@@ -130,27 +132,29 @@ def _arrow_pieces(
     file: TableFile, descriptor: int, renderer: RowRenderer, named: Sequence[str], unit_bytes: int
 ) -> Iterator[Piece]:
     """Cut by what each row takes, not by their number: a few rows may hold most of a file."""
-    ends = [np.zeros(1, np.int64)]  # bytes up to the end of each row, after a zero
+    start, row = 0, 0
+    begun = 0  # where the piece begins, in bytes from the start of the batch; before it: negative
     try:
         with _MappedArrow(descriptor) as arrow:
             file = _with_columns(file, arrow.schema, renderer, named, set())
             for batch in arrow.batches():
-                ends.append(int(ends[-1][-1]) + np.cumsum(_row_bytes(batch.select(list(file.header)))))
-                ends = ends if len(ends[-1]) else ends[:-1]
+                ends = np.cumsum(_row_bytes(batch.select(list(file.header))))
+                num_bytes = int(ends[-1]) if len(ends) else 0
+                while num_bytes >= begun + unit_bytes:
+                    last = int(np.searchsorted(ends, begun + unit_bytes))  # as little as makes a unit by itself
+                    yield Piece(file, start, row + last + 1, input_bytes=int(ends[last]) - begun)
+                    start, begun = row + last + 1, int(ends[last])
+                row += batch.num_rows
+                begun -= num_bytes
     except DamagedBatchError:
-        ends.append(ends[-1][-1:])  # a piece must hold the place of the damage, so that someone counts it
-    bytes_before = np.concatenate(ends)
-    start, num_rows = 0, len(bytes_before) - 1
-    while start < num_rows:
-        # As little as makes a unit by itself.
-        end = min(int(np.searchsorted(bytes_before, bytes_before[start] + unit_bytes)), num_rows)
-        yield Piece(file, start, end, input_bytes=int(bytes_before[end] - bytes_before[start]))
-        start = end
+        row += 1  # a piece must hold the place of the damage, so that someone counts it
+    if start < row:
+        yield Piece(file, start, row, input_bytes=-begun)
 
 
 def _row_bytes(batch: Any) -> np.ndarray[Any, Any]:
-    """[rows], bytes of the columns; of a column that isn't of strings its mean."""
-    sizes = np.zeros(batch.num_rows, np.int64)
+    """[rows], bytes of the columns and of the row itself; of a column that isn't of strings its mean."""
+    sizes = np.full(batch.num_rows, ROW_BYTES, np.int64)
     for column in batch.columns:
         sizes += _lengths(column) if _is_text(column.type, binary=True) else column.nbytes // max(len(column), 1)
     return sizes
@@ -464,14 +468,25 @@ def _check_borders(array: Any) -> None:
         offsets, data = _offsets_of(array)
         size = data.size if data is not None else 0
         if offsets is not None and (
-            len(offsets) != len(array) + 1 or offsets[0] < 0 or offsets[-1] > size or (np.diff(offsets) < 0).any()
+            len(offsets) != len(array) + 1 or offsets[0] < 0 or offsets[-1] > size or _go_back(offsets)
         ):
             raise _ArrayDamageError("offsets of a column of strings lead out of it")
     else:
+        is_list = types.is_list(array.type) or types.is_large_list(array.type)
+        is_seen_through = is_list or types.is_struct(array.type)
         try:
-            array.validate(full=False)
+            array.validate(full=types.is_nested(array.type) and not is_seen_through)
         except pa.ArrowException as error:
             raise _ArrayDamageError(_first_line(error)) from None
+        if is_list and _go_back(array.offsets.to_numpy()):
+            raise _ArrayDamageError("offsets of a column of lists go back")
+        if is_seen_through:
+            for child in [array.values] if is_list else map(array.field, range(array.type.num_fields)):
+                _check_borders(child)
+
+
+def _go_back(offsets: np.ndarray[Any, Any]) -> bool:
+    return bool((offsets[1:] < offsets[:-1]).any())  # a difference may wrap around
 
 
 def _offsets_of(array: Any) -> tuple[np.ndarray[Any, Any] | None, Any]:
@@ -517,6 +532,7 @@ def _check(array: Any) -> None:
     try:
         (array.indices if types.is_dictionary(array.type) else array).validate(full=True)
         if types.is_dictionary(array.type) and len(array.indices):
+            _check_borders(array.dictionary)
             indices = array.indices.drop_null()
             if len(indices) and not 0 <= int(np.min(np.array(indices))) <= int(np.max(np.array(indices))) < len(
                 array.dictionary
