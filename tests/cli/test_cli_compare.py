@@ -6,6 +6,7 @@ Commands run inside this process: starting torch a dozen times would take a minu
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 from contextlib import chdir, redirect_stderr, redirect_stdout
@@ -179,3 +180,11 @@ def test_what_cannot_be_compared_is_one_line(runs, tmp_path):
         assert [line.split(":")[0] for line in lines] == ["error", "hint"], done.err
         assert done.code == 1
         assert done.out == ""
+
+
+def test_threads_spin_briefly_while_runs_are_scored_again(tmp_path, monkeypatch):
+    """Set before anything could import PyTorch: here nothing does, because there are no runs."""
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert command(tmp_path, "compare", "one", "other").code == 1
+    assert os.environ["GOMP_SPINCOUNT"] == "3000"

@@ -332,6 +332,16 @@ def test_a_size_for_a_vocabulary_that_is_given_is_refused(penstock, corpus, toke
     assert not (tmp_path / "s").exists()
 
 
+def test_a_store_that_keeps_another_vocabulary_says_so(penstock, corpus):
+    words = ["prepare", corpus, "--out", "s", "--json"]
+    made = penstock(*words, "--vocab-size", 400).json["tokenizer"]
+    again = penstock(*words, "--vocab-size", made["vocab_size"])
+    assert "keeps its tokenizer" not in again.err
+    other = penstock(*words, "--vocab-size", 500)
+    assert f"keeps its tokenizer of {made['vocab_size']} ids" in other.err
+    assert other.json["tokenizer"] == made
+
+
 def test_the_end_token_of_a_trained_vocabulary_is_the_one_asked_for(penstock, corpus, tmp_path):
     words = ["prepare", corpus, "--vocab-size", 400, "--json", "--out", "s"]
     made = penstock(*words, "--end-token", "<end>").json["tokenizer"]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.output import note, one_line, print_json, print_table
+from penstock.cli.training import wait_briefly
 
 if TYPE_CHECKING:
     from penstock.report.comparison import Comparison
@@ -40,6 +41,7 @@ def compare(
     from penstock.report.comparison_page import write_comparison_page
     from penstock.report.rescoring import score_again
 
+    wait_briefly()  # what is scored again is scored by PyTorch
     found = compare_runs(before, after, seeds=seeds or (), threshold_percent=threshold, rescore=score_again)
     if html is not None:
         write_comparison_page(html, found)

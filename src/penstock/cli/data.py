@@ -224,6 +224,8 @@ def prepare(
         with closing_all(sources):
             _print_estimate(estimate_store(sources, out, tokenizer=loaded, options=options), json_output=json_output)
         return
+    if vocab_size is not None:
+        _tell_of_kept_vocabulary(out, vocab_size)
     with closing_all(sources), progress_bar("preparing") as bar:
         result = prepare_store(sources, out, tokenizer=loaded, options=options, on_progress=bar, on_note=note)
     facts = prepare_facts(result)
@@ -231,6 +233,18 @@ def prepare(
         print_json(facts)
     else:
         print_prepared(facts)
+
+
+def _tell_of_kept_vocabulary(out: Path, vocab_size: int) -> None:
+    """Says that an existing store keeps its own. No error: the command that made it may be run again, and a small
+    corpus trains fewer tokens than were asked for."""
+    from penstock.store.reader import list_versions, read_manifest
+
+    versions = list_versions(out)
+    kept = read_manifest(out, versions[-1]).tokenizer["vocab_size"] if versions else vocab_size
+    if kept != vocab_size:
+        name = one_line(str(out))
+        note(f"{name} keeps its tokenizer of {kept} ids; for --vocab-size {vocab_size} choose another --out")
 
 
 def _recorded_git_group(out: Path) -> str:

@@ -90,7 +90,7 @@ def train(
     from penstock.pack.mixture import names_of_stores, with_names
     from penstock.train.config import load_adapted
 
-    _wait_briefly()
+    wait_briefly()
     names = names_of_stores(data) if data else {}
     chosen = [*(settings or []), *(["deterministic=true"] if deterministic else [])]
     if network:
@@ -149,7 +149,7 @@ def run(
     """
     from penstock.train.config import load_adapted
 
-    _wait_briefly()
+    wait_briefly()
     _refuse_ranks("`penstock run`", hint="use `penstock prepare`, then `torchrun … -m penstock train`")
     if repo is not None and inputs:
         raise ConfigError("both INPUT and --repo were given", hint="use one of them")
@@ -239,7 +239,7 @@ def _opened(data: str, folder: Path, *, resume: bool, name: str | None = None) -
     return store
 
 
-def _wait_briefly() -> None:
+def wait_briefly() -> None:
     """Has PyTorch's threads on a CPU spin for microseconds, not a millisecond, while they wait for each other.
 
     By its own count GNU's OpenMP spins for as long as the system gives a thread: beside other work a step took 30 times
