@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import itertools
 import multiprocessing
 import os
@@ -10,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -393,6 +395,91 @@ def test_close_waits_for_no_sweep(
         loader.close()
 
 
+@contextlib.contextmanager
+def held_fetches(fetches: Fetches, *, after: int, is_held: Callable[[], object]) -> Iterator[None]:
+    """For the block nothing comes any more after some segments, as from a server that doesn't answer."""
+    may_go_on = threading.Event()
+
+    def hold(name: str) -> None:
+        if len(fetches.names) > after:
+            is_held()
+            may_go_on.wait(60)
+
+    fetches.before = hold  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        may_go_on.set()
+
+
+def sweeping_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("penstock-sweep")]
+
+
+def test_close_does_not_wait_for_a_server_that_does_not_answer(
+    stores: dict[str, Path], urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "SECONDS_TO_END", 0.1)
+    fetches, is_held = Fetches(monkeypatch), threading.Event()
+    with open_store(stores["long"]) as near, Loader(plan_of(near), batch_rows=2, seed=1) as loader:
+        expected = taken(loader, 3)
+    with open_remote(urls["long"], cache_bytes=bound_of(stores["long"])) as store:
+        loader = Loader(plan_of(store), batch_rows=2, seed=1)
+        with held_fetches(fetches, after=4, is_held=is_held.set):
+            assert taken(loader, 1) == expected[:1]
+            is_held.wait()
+            loader.close()
+            left = sweeping_threads()
+            assert left
+            assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-load")]
+        for thread in left:
+            thread.join()
+        count = len(fetches.names)
+        assert not list((store.path / SEGMENTS).glob(f"*{fs.TEMPORARY_MARK}*"))
+        assert taken(loader, 2) == expected[1:]
+        assert len(fetches.names) > count
+        loader.close()
+
+
+def test_waiting_for_a_batch_has_an_end(
+    stores: dict[str, Path], urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches = Fetches(monkeypatch)
+    with open_store(stores["long"]) as near, Loader(plan_of(near), batch_rows=64) as loader:
+        expected = taken(loader, 3)
+    with open_remote(urls["long"], cache_bytes=bound_of(stores["long"])) as store:
+        with Loader(plan_of(store), batch_rows=64) as loader:
+            with held_fetches(fetches, after=0, is_held=lambda: None):
+                assert not loader.wait(0.01)
+                assert not loader.wait(0.01)
+                assert loader.position == 0
+            assert loader.wait(60)
+            assert taken(loader, 2) == expected[:2]
+            assert loader.wait(60)
+            assert taken(loader, 1) == expected[2:]
+        with Loader(plan_of(store), batch_rows=64, prefetch_batches=0) as loader:
+            assert loader.wait(0)
+
+
+def test_an_interrupt_does_not_wait_for_a_server_that_does_not_answer(
+    stores: dict[str, Path], urls: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor is it lost where the batch is filled on demand: the thread that asks for it makes no request itself."""
+    monkeypatch.setattr(sweeping, "SECONDS_TO_END", 0.1)
+    fetches = Fetches(monkeypatch)
+    with (
+        open_remote(urls["long"], cache_bytes=bound_of(stores["long"])) as store,
+        Loader(plan_of(store), batch_rows=64, prefetch_batches=0) as loader,
+    ):
+        with held_fetches(fetches, after=2, is_held=_thread.interrupt_main):
+            with pytest.raises(KeyboardInterrupt):
+                taken(loader, 1)
+            left = sweeping_threads()
+            assert left
+        for thread in left:
+            thread.join()
+
+
 def test_a_program_may_end_during_a_sweep(bucket: Any, many: Path) -> None:
     push(many, "s3://bucket/store")
     code = """
@@ -446,7 +533,7 @@ def test_damage_is_told_where_the_batch_is_and_mended_here_and_there(
             assert taken(loader, len(expected) - len(found)) == expected[len(found) :]
 
 
-def test_a_process_forked_during_a_sweep_can_sweep(stores: dict[str, Path], urls: dict[str, str]) -> None:
+def test_a_process_forked_after_a_sweep_can_sweep(stores: dict[str, Path], urls: dict[str, str]) -> None:
     context = multiprocessing.get_context("fork")
     with (
         open_remote(urls["long"], cache_bytes=bound_of(stores["long"])) as store,
@@ -455,15 +542,14 @@ def test_a_process_forked_during_a_sweep_can_sweep(stores: dict[str, Path], urls
         expected = taken(loader, 1)
         loader.load_state_dict({**loader.state_dict(), "position": 0})
         receiving, sending = context.Pipe(duplex=False)
-        with sweeping._open[os.getpid()].changed:
-            child = context.Process(target=lambda: sending.send(taken(loader, 1)))
-            child.start()
-            try:
-                assert receiving.poll(60)
-                assert receiving.recv() == expected
-            finally:
-                child.kill()
-                child.join()
+        child = context.Process(target=lambda: sending.send(taken(loader, 1)))
+        child.start()
+        try:
+            assert receiving.poll(60)
+            assert receiving.recv() == expected
+        finally:
+            child.kill()
+            child.join()
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

@@ -5,6 +5,7 @@ Most tests use fsspec's own memory and folders as the far side; those at the end
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import http.server
@@ -297,6 +298,48 @@ def test_what_arrives_while_room_is_looked_for_takes_its_room(
         monkeypatch.setattr(mirror.Mirror, name, then_comes(getattr(mirror.Mirror, name)))
     os.close(other.fetch_segment(second, release=lambda: False))
     assert sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
+
+
+@pytest.mark.parametrize("is_wanted", [True, False])
+def test_a_visit_waits_for_the_room_of_another(url: str, scratch: Path, is_wanted: bool) -> None:
+    """Each by a mirror of its own, as in two processes."""
+    with open_remote(url) as store:
+        first, second = store.manifest.segments[:2]
+    bound = max(first.bytes, second.bytes)
+    one, other = (mirror.Mirror(url, cache_bytes=bound) for _ in range(2))
+    is_waiting, may_cancel = threading.Event(), threading.Event()
+    fetched: list[int] = []
+
+    def is_cancelled() -> bool:
+        is_waiting.set()
+        return may_cancel.is_set()
+
+    def fetch() -> None:
+        with contextlib.suppress(mirror.Cancelled):
+            fetched.append(other.fetch_segment(second, release=lambda: False, is_visit=True, is_cancelled=is_cancelled))
+
+    visit = one.fetch_segment(first, release=lambda: False, is_visit=True)
+    coming = threading.Thread(target=fetch)
+    coming.start()
+    is_waiting.wait()
+    assert [path.stem for path in cached_segments(scratch)] == [first.name]
+    if not is_wanted:
+        may_cancel.set()
+        coming.join()
+    mirror.unlock(visit)
+    coming.join()
+    assert [path.stem for path in cached_segments(scratch)] == [second.name if is_wanted else first.name]
+    assert len(fetched) == is_wanted
+    for lock in fetched:
+        mirror.unlock(lock)
+
+
+def test_a_visit_does_not_wait_for_the_room_of_what_is_kept(url: str) -> None:
+    with open_remote(url) as holder, open_remote(url, cache_bytes=1) as other:
+        holder.segment(0)
+        read: list[int] = []
+        other.visit(1, lambda segment: read.append(len(segment.tokens)), is_cancelled=lambda: False)
+        assert read == [other.manifest.segments[1].tokens]
 
 
 def test_a_killed_fetch_takes_no_room(url: str, scratch: Path) -> None:
@@ -607,6 +650,27 @@ def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None
                 os._exit(0)
         try:
             with mirror._flock_if_free(store.path / "locks" / f"{SEGMENTS}:{entry.name}.tokens") as descriptor:
+                assert descriptor is not None
+        finally:
+            os.close(write)
+            os.close(read)
+            os.waitpid(child, 0)
+
+
+def test_a_fork_during_a_visit_does_not_go_on_with_it(url: str) -> None:
+    """Others would wait for its room as long as the child lives."""
+    with open_remote(url) as store:
+        entry = store.manifest.segments[0]
+        read, write = os.pipe()
+        visit = mirror.Mirror(url).fetch_segment(entry, release=lambda: False, is_visit=True)
+        child = os.fork()
+        if child == 0:
+            os.close(write)
+            os.read(read, 1)
+            os._exit(0)
+        mirror.unlock(visit)
+        try:
+            with mirror._flock_if_free(store.path / "locks" / f"visit:{entry.name}.tokens") as descriptor:
                 assert descriptor is not None
         finally:
             os.close(write)

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from penstock.errors import ResumeError
+from penstock.load.torch import TorchLoader
 from penstock.runlog import RunLog, read_records
 from penstock.sources import FilesSource
 from penstock.store import PrepareOptions, open_store, prepare
@@ -134,6 +135,26 @@ def test_a_signal_ends_the_run_after_the_step_and_handlers_come_back(
     assert (result.status, result.steps) == ("interrupted", 3)
     assert {each: signal.getsignal(each) for each in before} == before
     assert number.name in events(tmp_path / "run")[-1]
+    run_training(tmp_path / "run", resume=True)
+    assert_equal_runs(tmp_path / "run", whole_run)
+
+
+def test_a_signal_does_not_wait_for_a_batch_that_does_not_come(
+    tmp_path: Path, run_training: Train, whole_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As over a network that is slow, or down."""
+    wait, batch_rows = TorchLoader.wait, tiny_config().batch_rows
+
+    def waited(loader: TorchLoader, seconds: float) -> bool:
+        if loader.position < 3 * batch_rows:
+            return wait(loader, seconds)
+        signal.raise_signal(signal.SIGTERM)
+        return False
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TorchLoader, "wait", waited)
+        result = run_training(tmp_path / "run")
+    assert (result.status, result.steps) == ("interrupted", 3)
     run_training(tmp_path / "run", resume=True)
     assert_equal_runs(tmp_path / "run", whole_run)
 

@@ -149,18 +149,28 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        if len(self._buffers) > 1:
-            if self._process != os.getpid():
-                self._refuse_fork()
-            if self._producer is None:
-                self._producer = _Producer(self._filler, self._buffers, self.position)
-                # A loader that is dropped takes its threads along.
-                self._end_producer = weakref.finalize(self, self._producer.stop)
-            batch = self._producer.next_batch()
-        else:
-            batch = self._filled_on_demand()
+        producer = self._started_producer()
+        batch = self._filled_on_demand() if producer is None else producer.next_batch()
         self.position += self.batch_rows
         return batch
+
+    def wait(self, seconds: float) -> bool:
+        """Waits for the next batch, no longer than that; gives up the one before. True where asking for it, or for the
+        error in its place, won't wait for threads any more."""
+        producer = self._started_producer()
+        return producer is None or producer.wait(seconds)
+
+    def _started_producer(self) -> _Producer | None:
+        """What fills ahead; None where batches are filled on demand."""
+        if len(self._buffers) == 1:
+            return None
+        if self._process != os.getpid():
+            self._refuse_fork()
+        if self._producer is None:
+            self._producer = _Producer(self._filler, self._buffers, self.position)
+            # A loader that is dropped takes its threads along.
+            self._end_producer = weakref.finalize(self, self._producer.stop)
+        return self._producer
 
     def _refuse_fork(self) -> None:
         """A fork takes none of the threads along, but whatever they had locked."""
@@ -358,6 +368,7 @@ class _Producer:
         self._sweeper = filler.sweeper
         self._taken = 0
         self._batches: Iterator[Batch] = iter(())
+        self._batch: Batch | None = None
         self._lent: StretchBuffer | None = None
         self._failure: BaseException | None = None
         # The threads know the work and the filler, not the loader: a loader nobody holds can be collected.
@@ -371,15 +382,29 @@ class _Producer:
 
     def next_batch(self) -> Batch:
         """The next batch; asking for it gives up the one before."""
-        while (batch := next(self._batches, None)) is None:
-            if self._failure is not None:
-                raise self._failure
+        self.wait()
+        if self._batch is None:
+            assert self._failure is not None
+            raise self._failure
+        batch, self._batch = self._batch, None
+        return batch
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Whether by then the next batch is there, or the failure in its place."""
+        if self._batch is None:
+            self._batch = next(self._batches, None)
+        while self._batch is None and self._failure is None:
             if self._lent is not None:
                 self._work.free.put(self._lent)
-            filled = self._work.ready[self._taken % len(self._work.ready)].get()
+                self._lent = None  # given back once, though the wait be interrupted
+            try:
+                filled = self._work.ready[self._taken % len(self._work.ready)].get(timeout=seconds)
+            except queue.Empty:
+                return False
             self._batches, self._failure, self._lent = iter(filled.batches), filled.failure, filled.buffer
             self._taken += 1
-        return batch
+            self._batch = next(self._batches, None)
+        return True
 
     def stop(self) -> None:
         """Ends the threads and waits for them, not for all that they were going to fetch."""

@@ -4,7 +4,8 @@ In: the stretches of a layout's rows. Out: their tokens, in one array. Segment a
 all rows that lie in it, and let go of: what a layout costs is a *sweep* over its segments. Those that are here already
 come first, so a sweep over N segments, of which the cache holds K, fetches N - K. Then threads fetch several at once,
 in no order, so that processes that share a cache fetch different ones, and each finds what the others have. All sweeps
-of a process together have no more open than there is room for: what lies on the disk stays within the bound.
+over a cache, of whatever process, wait for room that others give back soon: what lies on the disk stays within the
+bound (see `mirror`).
 
 Memory: the tokens of the layout, 40 bytes a stretch. Time, besides fetching: a checked copy, slice by slice, at 0.3 µs
 a stretch.
@@ -12,10 +13,9 @@ a stretch.
 
 from __future__ import annotations
 
-import contextlib
-import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -33,8 +33,10 @@ from penstock.store.reader import Segment
 __all__ = ["Copier", "SweepingCopier", "copier_of"]
 
 MOST_THREADS = 4
-# Whoever waits for room looks so often whether it is still wanted.
+# Whoever waits for a sweep looks so often whether it is still wanted.
 SECONDS_BETWEEN_LOOKS = 0.1
+# A server that doesn't answer is given up after minutes; whoever ends a sweep doesn't wait for that.
+SECONDS_TO_END = 3.0
 
 
 class Copier(Protocol):
@@ -170,33 +172,63 @@ class _Sweep:
         self._choosing = threading.Lock()
 
     def run(self) -> None:
-        """Reads all of it. An error of one thread ends the others."""
-        # By this thread alone: another would take the room of those that haven't been read yet.
-        while self._present and (chosen := self._chosen()) is not None:
-            self._visit(*chosen)
+        """Reads all of it, in threads of its own: whoever waits for them can be interrupted, a request can't. An error
+        of one ends the others."""
+        if self._present:  # by one alone: another would take the room of those that haven't been read yet
+            self._work_in_threads(self._read_present, 1)
         absent = sum(map(len, self._left.values()))
-        helpers = [
-            threading.Thread(target=self._work, name=f"penstock-sweep-{number}", daemon=True)
-            for number in range(min(MOST_THREADS, absent) - 1)
+        self._work_in_threads(self._read_all, min(MOST_THREADS, absent))
+
+    def _work_in_threads(self, work: Callable[[], None], num_threads: int) -> None:
+        threads = [
+            threading.Thread(target=self._work, args=(work,), name=f"penstock-sweep-{number}", daemon=True)
+            for number in range(num_threads)
         ]
-        for helper in helpers:
-            helper.start()
-        self._work()
-        for helper in helpers:
-            helper.join()
+        try:
+            for thread in threads:
+                thread.start()
+            self._wait(threads)
+        except BaseException as error:
+            self._failures.append(error)
+            self._wait(threads)
+            raise
         if self._failures:
             raise self._failures[0]
+        if self._is_interrupted():
+            raise Cancelled
 
-    def _work(self) -> None:
+    def _wait(self, threads: Sequence[threading.Thread]) -> None:
+        """For all of them or, once the sweep is over, no longer than `SECONDS_TO_END`: those that are left write to
+        nobody's memory but this sweep's, and end at their next chunk."""
+        end = None
+        for thread in threads:
+            while thread.is_alive():
+                if self._is_over():
+                    end = time.monotonic() + SECONDS_TO_END if end is None else end
+                    if time.monotonic() > end:
+                        return
+                thread.join(SECONDS_BETWEEN_LOOKS)
+
+    def _work(self, work: Callable[[], None]) -> None:
         try:
-            while (chosen := self._chosen()) is not None:
-                self._visit(*chosen)
+            work()
         except BaseException as error:  # noqa: BLE001  raised by `run`
             self._failures.append(error)
 
-    def _visit(self, store: Store, number: int, pieces: _Pieces) -> None:
-        with _room(store, number, self._is_over):
+    def _read_present(self) -> None:
+        while self._present:
+            self._read_one()
+
+    def _read_all(self) -> None:
+        while self._read_one():
+            pass
+
+    def _read_one(self) -> bool:
+        chosen = self._chosen()
+        if chosen is not None:
+            store, number, pieces = chosen
             store.visit(number, partial(self._read, store, number, pieces), is_cancelled=self._is_over)
+        return chosen is not None
 
     def _is_over(self) -> bool:
         return bool(self._failures) or self._is_interrupted()
@@ -229,36 +261,3 @@ class _Sweep:
         with segment.tokens.data.cast("B") as source:
             for begin, end, into, until in zip(*(column.tolist() for column in columns), strict=True):
                 target[into:until] = source[begin:end]
-
-
-class _Open:
-    """Bytes of the segments that the sweeps of a process have open."""
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.changed = threading.Condition()
-
-
-# Of each process: in one that is forked no sweep goes on, and whoever had a lock isn't there.
-_open: dict[int, _Open] = {}
-
-
-@contextlib.contextmanager
-def _room(store: Store, number: int, is_cancelled: Callable[[], bool]) -> Iterator[None]:
-    """Waits until all that is open may be, and this segment too. One alone always may."""
-    if store.cache_bytes is None:
-        yield
-        return
-    num_bytes, now = store.manifest.segments[number].bytes, _open.setdefault(os.getpid(), _Open())
-    with now.changed:
-        while now.bytes and now.bytes + num_bytes > store.cache_bytes:
-            if is_cancelled():
-                raise Cancelled
-            now.changed.wait(SECONDS_BETWEEN_LOOKS)
-        now.bytes += num_bytes
-    try:
-        yield
-    finally:
-        with now.changed:
-            now.bytes -= num_bytes
-            now.changed.notify_all()

@@ -169,13 +169,21 @@ class TorchLoader(WrappedLoader):
         options = {"batch_rows": batch_rows, "allocate": allocate, **loader_options}
         self._loader = MixedLoader(plan, **options) if isinstance(plan, Mixture) else Loader(plan, **options)
 
+    def wait(self, seconds: float) -> bool:
+        """See `Loader.wait`."""
+        self._end_copy()
+        return super().wait(seconds)
+
+    def _end_copy(self) -> None:
+        # Asking for a batch gives up the buffer of the one before, so its copy must have ended; it has a stream of its
+        # own and waits for no computation.
+        if self._copied is not None:
+            self._copied.synchronize()
+
     def __next__(self) -> TorchBatch:
         if self._copies is None:
             return on_device(next(self._loader), self._device)
-        if self._copied is not None:
-            # Asking for a batch gives up the buffer of the one before, so its copy must have ended; it has a stream of
-            # its own and waits for no computation.
-            self._copied.synchronize()
+        self._end_copy()
         with torch.cuda.stream(self._copies):
             batch = on_device(next(self._loader), self._device)
             self._copied = self._copies.record_event()

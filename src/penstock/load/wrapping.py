@@ -28,6 +28,10 @@ class WrappedLoader:
         """See `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
 
+    def wait(self, seconds: float) -> bool:
+        """See `Loader.wait`."""
+        return self._loader.wait(seconds)
+
     def __iter__(self) -> Self:
         return self
 

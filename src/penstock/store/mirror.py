@@ -4,7 +4,8 @@ In: an address and the checksums of a manifest. Out: files under `PENSTOCK_CACHE
 store itself, each checked while it arrived and there whole or not at all. Segments share a bound on their size over all
 mirrors: the least recently used go first, never one that a reader has open. Several processes share a mirror: a kernel
 lock per file, exclusive while it is fetched or removed, shared while it is read. While a segment is on its way, the
-file of its lock is as long as the segment: that much room is taken. Memory: one chunk a transfer.
+file of its lock is as long as the segment: that much room is taken. Some keep a segment, others *visit* it: who comes
+for a visit waits for the room of other visits, which end soon, and so there may be many. Memory: one chunk a transfer.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ import contextlib
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +41,17 @@ from penstock.store.objects import ObjectFolder
 from penstock.store.reader import LARGEST_MANIFEST_BYTES, version_numbers
 from penstock.tokenize.cache import cache_folder
 
-__all__ = ["Cancelled", "Mirror", "blocks_entry", "checked_blocks", "checked_chunks", "tokens_name"]
+__all__ = ["Cancelled", "Mirror", "blocks_entry", "checked_blocks", "checked_chunks", "tokens_name", "unlock"]
 
 REMOTE = "remote"
 LOCKS = "locks"
+VISIT = "visit"
 BYTES_SETTING = "PENSTOCK_REMOTE_CACHE_BYTES"
 DEFAULT_CACHE_BYTES = 50 * 10**9
 ARRIVALS = 3
 """How often an object is fetched until it arrives as committed."""
+SECONDS_BETWEEN_LOOKS = 0.05
+"""Whoever waits for room looks for it so often."""
 
 Check = Callable[[], bool]
 
@@ -124,33 +130,43 @@ class Mirror:
             fs.make_folder(path.parent)
         self._arrive(entry.name, lambda: checked_chunks(self.remote, entry))
 
-    def fetch_segment(self, entry: SegmentEntry, *, release: Check, is_cancelled: Check = lambda: False) -> int:
-        """Fetches a segment unless it is here; returns a lock that keeps it here until `os.close`.
+    def fetch_segment(
+        self, entry: SegmentEntry, *, release: Check, is_visit: bool = False, is_cancelled: Check = lambda: False
+    ) -> int:
+        """Fetches a segment unless it is here; returns a lock that keeps it here until `os.close`; of a visit `unlock`.
 
         Args:
             entry: the segment.
             release: asked to let go of one more segment where there is no room; False if there is none to let go.
-            is_cancelled: asked between chunks.
+            is_visit: whether the lock is held only while the segment is read once.
+            is_cancelled: asked between chunks, and while a visit waits for room.
         """
         name = tokens_name(entry)
+        path = self.path / name
         with self._locked(name) as lock:
-            if _local_size(self.path / name) != entry.bytes:
-                while not self._take_room(entry.bytes, lock) and release():
-                    pass
-                self._fetch_segment(entry, lock, is_cancelled)
-            else:
-                self._fetch_file(blocks_entry(entry))
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(self.path / name)  # the order in which segments go
-            # At once: whoever removes a file takes the lock that is held here first.
-            return _shared_lock(_use_lock_of(self.path / name))
+            is_here = _local_size(path) == entry.bytes
+            if not is_here:
+                self._make_room(entry.bytes, lock, release, is_visit=is_visit, is_cancelled=is_cancelled)
+            # Before it comes: a visit is one as long as it takes room. Whoever removes a file takes `lock` first.
+            reading = _shared_lock(_visit_lock_of(path) if is_visit else _use_lock_of(path))
+            try:
+                if is_here:
+                    self._fetch_file(blocks_entry(entry))
+                else:
+                    self._fetch_segment(entry, lock, is_cancelled)
+                with contextlib.suppress(FileNotFoundError):
+                    os.utime(path)  # the order in which segments go
+            except BaseException:
+                unlock(reading)
+                raise
+            return reading
 
     def prefetch_segment(self, entry: SegmentEntry, *, is_cancelled: Check) -> bool:
         """Fetches a segment unless it is here or would drive out another of this store; False if it would."""
         name = tokens_name(entry)
         with self._locked(name) as lock:
             if _local_size(self.path / name) != entry.bytes:
-                if not self._take_room(entry.bytes, lock, spare=self.path):
+                if self._take_room(entry.bytes, lock, spare=self.path) is not _Room.TAKEN:
                     return False
                 self._fetch_segment(entry, lock, is_cancelled)
         return True
@@ -158,8 +174,6 @@ class Mirror:
     def _fetch_segment(self, entry: SegmentEntry, lock: int, is_cancelled: Check) -> None:
         blocks = blocks_entry(entry)
         try:
-            # Also where there is no room: what others make meanwhile has to count with it.
-            os.ftruncate(lock, entry.bytes)
             self._fetch_file(blocks)
             with fs.fail_as_disk_error("reading the cache of a remote store"):
                 checksums = np.frombuffer((self.path / blocks.name).read_bytes(), "<u8")
@@ -190,6 +204,20 @@ class Mirror:
 
     # Room
 
+    def _make_room(self, num_bytes: int, lock: int, release: Check, *, is_visit: bool, is_cancelled: Check) -> None:
+        """Takes room for a segment, also where others keep too much of it. A visit waits for room that others give back
+        soon; who waits is alone in that, or those who need little would never let in one who needs much."""
+        with _flock(self._root / "waiting") if is_visit else contextlib.nullcontext():
+            while (found := self._take_room(num_bytes, lock)) is not _Room.TAKEN:
+                if release():
+                    continue
+                if not is_visit or found is _Room.KEPT:
+                    os.ftruncate(lock, num_bytes)  # what others make meanwhile has to count with it
+                    return
+                if is_cancelled():
+                    raise Cancelled
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+
     def _default_bytes(self) -> int:
         named = os.environ.get(BYTES_SETTING)
         if named:
@@ -199,12 +227,11 @@ class Mirror:
         cached = sum(segment.bytes for segment in self._cached())
         return min(DEFAULT_CACHE_BYTES, (shutil.disk_usage(self._root).free + cached) // 2)
 
-    def _take_room(self, num_bytes: int, lock: int, *, spare: Path | None = None) -> bool:
-        """Removes the least recently used segments that nobody reads until there is room; False if that isn't enough.
+    def _take_room(self, num_bytes: int, lock: int, *, spare: Path | None = None) -> _Room:
+        """Removes the least recently used segments that nobody reads until there is room, and takes it.
 
-        One process at a time, so that two don't remove more than they need, nor find the same room. What comes doesn't
-        wait for room that others keep: the bound may be passed by what is open. `lock` is that of the segment to come,
-        whose length takes the room; `spare` names a mirror from which nothing is to go.
+        One process at a time, so that two don't remove more than they need, nor find the same room. `lock` is that of
+        the segment to come, whose length takes the room; `spare` names a mirror from which nothing is to go.
         """
         with _flock(self._root / "lock"), fs.fail_as_disk_error("removing from the cache of a remote store"):
             self._remove_leftovers()
@@ -212,14 +239,18 @@ class Mirror:
             cached = sorted(self._cached(), key=lambda segment: segment.used)
             sizes = arriving | {segment.path: segment.bytes for segment in cached}
             excess = sum(sizes.values()) + num_bytes - self.cache_bytes
+            is_passing = bool(arriving)
             for segment in cached:
                 if excess <= 0:
                     break
-                if segment.path.parents[1] != spare and _remove_if_unused(segment.path):
-                    excess -= segment.bytes
+                if segment.path.parents[1] != spare:
+                    in_the_way = _remove_if_unused(segment.path)
+                    excess -= segment.bytes if in_the_way is None else 0
+                    is_passing |= in_the_way is _Room.PASSING
             if excess <= 0:
                 os.ftruncate(lock, num_bytes)
-        return excess <= 0
+                return _Room.TAKEN
+        return _Room.PASSING if is_passing else _Room.KEPT
 
     def _arriving(self) -> Iterator[tuple[Path, int]]:
         """The segments that are on their way, with the room they take; a killed process takes none any more."""
@@ -257,6 +288,14 @@ class Cancelled(Exception):  # noqa: N818  nothing went wrong
     """Nobody wants the object any more."""
 
 
+class _Room(Enum):
+    """Whether there is room: taken; or not, because of what others fetch or visit, or only of what they keep."""
+
+    TAKEN = auto()
+    PASSING = auto()
+    KEPT = auto()
+
+
 @dataclass(frozen=True, kw_only=True)
 class _CachedSegment:
     path: Path
@@ -276,13 +315,25 @@ def _use_lock_of(path: Path) -> Path:
     return _lock_of(path).with_name(f"use:{path.name}")
 
 
-def _remove_if_unused(path: Path) -> bool:
-    with _flock_if_free(_lock_of(path)) as fetching, _flock_if_free(_use_lock_of(path)) as reading:
-        if fetching is None or reading is None:
-            return False
+def _visit_lock_of(path: Path) -> Path:
+    """The same of those who visit it."""
+    return _lock_of(path).with_name(f"{VISIT}:{path.name}")
+
+
+def _remove_if_unused(path: Path) -> _Room | None:
+    """Removes a segment; what is in the way where somebody reads or fetches it."""
+    with (
+        _flock_if_free(_lock_of(path)) as fetching,
+        _flock_if_free(_use_lock_of(path)) as keeping,
+        _flock_if_free(_visit_lock_of(path)) as visiting,
+    ):
+        if keeping is None:
+            return _Room.KEPT
+        if fetching is None or visiting is None:
+            return _Room.PASSING
         fs.remove_file(path)
         fs.remove_file(path.with_suffix(".blocks"))
-        return True
+        return None
 
 
 def _shared_lock(path: Path) -> int:
@@ -322,10 +373,14 @@ def _lock_file(path: Path) -> Iterator[int]:
     try:
         yield descriptor
     finally:
-        # A process forked meanwhile has the descriptor too: closing ours alone would leave the lock with it, who would
-        # then wait for itself.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
+        unlock(descriptor)
+
+
+def unlock(lock: int) -> None:
+    """Gives a lock back. A process forked meanwhile has the descriptor too: closing ours alone would leave the lock
+    with it, who would then wait for itself, or keep others waiting."""
+    fcntl.flock(lock, fcntl.LOCK_UN)
+    os.close(lock)
 
 
 # Checking

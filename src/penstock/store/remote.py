@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from penstock.errors import DamagedStoreError, NotAStoreError, PenstockError, StoreError
 from penstock.store.layout import SEGMENTS, FileEntry, Manifest, SegmentEntry
-from penstock.store.mirror import Cancelled, Mirror, blocks_entry
+from penstock.store.mirror import Cancelled, Mirror, blocks_entry, unlock
 from penstock.store.payload import Ranges, SegmentFindings
 from penstock.store.reader import SIGNATURES, Segment, Store
 from penstock.store.urls import split_url
@@ -124,7 +124,7 @@ class RemoteStore(Store):
     def _visit(self, number: int, read: Callable[[Segment], None], is_cancelled: Callable[[], bool]) -> None:
         # A lock and a map of its own: what this store has open may be let go of by any thread that needs its room.
         entry = self.manifest.segments[number]
-        lock = self._mirror.fetch_segment(entry, release=self._release_one, is_cancelled=is_cancelled)
+        lock = self._mirror.fetch_segment(entry, release=self._release_one, is_visit=True, is_cancelled=is_cancelled)
         try:
             segment = self._mapped_segment(number)
             try:
@@ -132,7 +132,7 @@ class RemoteStore(Store):
             finally:
                 segment.close()
         finally:
-            os.close(lock)
+            unlock(lock)
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view; where the local copy is damaged, of a fresh one."""

@@ -196,6 +196,8 @@ def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | Non
     _look(run, progress)  # what the stop before a resume left undone at this very step
     while stepper.is_ahead or (progress.stop_reason is None and not _is_over(run, progress, first_step)):
         step = stepper.step(progress.step, may_run_ahead=_may_run_ahead(run, progress, first_step, stepper.position))
+        if step is None:
+            break
         progress.count_step(loss=step.loss, is_finite=step.is_finite, tokens=step.tokens, seconds=step.seconds)
         _record_step(run, progress, step)
         if not step.is_finite:

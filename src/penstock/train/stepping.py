@@ -27,6 +27,8 @@ from penstock.train.schedule import learning_rate_at
 
 __all__ = ["Step", "Stepper", "scheduled_rate"]
 
+SECONDS_BETWEEN_LOOKS = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
@@ -80,17 +82,23 @@ class Stepper:
         """Whether a step was queued whose figures nobody has yet: the run's weights and position are already its."""
         return self._ahead is not None
 
-    def step(self, number: int, *, may_run_ahead: bool) -> Step:
-        """Step `number`, counted from 0, done; with `may_run_ahead` the one after it is under way."""
+    def step(self, number: int, *, may_run_ahead: bool) -> Step | None:
+        """Step `number`, counted from 0, done; with `may_run_ahead` the one after it is under way. None where the run
+        is to stop before there is a batch."""
         queued = self._ahead or self._queue(number)
+        if queued is None:
+            return None
         self._ahead = self._queue(number + 1) if self._can_run_ahead and may_run_ahead else None
         return self._settled(queued)
 
-    def _queue(self, number: int) -> _Queued:
+    def _queue(self, number: int) -> _Queued | None:
         run = self._run
-        # The batch.
+        # The batch. What comes over a network may take minutes, which nobody has who is told to end.
         started = time.perf_counter()
         position = run.loader.position
+        while not run.loader.wait(SECONDS_BETWEEN_LOOKS):
+            if run.interruption.requested is not None:
+                return None
         batch = next(run.loader)
         # A wait that the device didn't notice, at work on the step before, cost nothing.
         is_busy = self._under_way is not None and not self._under_way.query()  # type: ignore[no-untyped-call]
