@@ -382,12 +382,13 @@ class _Producer:
 
     def next_batch(self) -> Batch:
         """The next batch; asking for it gives up the one before."""
-        self.wait()
-        if self._batch is None:
-            assert self._failure is not None
-            raise self._failure
-        batch, self._batch = self._batch, None
-        return batch
+        while True:
+            self.wait()
+            if self._batch is not None:
+                batch, self._batch = self._batch, None
+                return batch
+            if self._failure is not None:  # behind the batches that came with it
+                raise self._failure
 
     def wait(self, seconds: float | None = None) -> bool:
         """Whether by then the next batch is there, or the failure in its place."""
