@@ -51,6 +51,12 @@ def train(experts: Path, name: str, out: str, *arguments: str) -> tuple[list[dic
     return read_records(experts / "runs" / out), answer.output
 
 
+def trained(experts: Path, name: str) -> list[dict[str, Any]]:
+    """The records of an expert's first run, made unless another test of this process has."""
+    run = experts / "runs" / name
+    return read_records(run) if run.exists() else train(experts, name, name)[0]
+
+
 def phases(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [one["detail"] for one in records if one["kind"] == "phase" and one["name"].startswith("prepare")]
 
@@ -83,14 +89,15 @@ def test_an_expert_trains_ten_steps_and_its_log_lists_every_choice(experts: Path
 
 
 def test_the_tasks_are_mixed_by_weight(experts: Path) -> None:
-    records = read_records(experts / "runs" / "sql")
+    records = trained(experts, "sql")
     mixture = next(record["mixture"]["mix"] for record in records if record["kind"] == "data")
     assert {one["name"]: one["weight"] for one in mixture} == {"write": 2.0, "explain": 0.5}
 
 
 def test_a_second_start_uses_the_prepared_data(experts: Path) -> None:
+    (first,) = phases(trained(experts, "json"))
     records, said = train(experts, "json", "again")
-    (first,), (second,) = phases(read_records(experts / "runs" / "json")), phases(records)
+    (second,) = phases(records)
     assert "nothing is tokenised again" in said
     assert (second["store"], second["digest"]) == (first["store"], first["digest"])
     assert not second["committed"]
@@ -98,13 +105,13 @@ def test_a_second_start_uses_the_prepared_data(experts: Path) -> None:
 
 
 def test_changed_data_is_seen_and_a_damaged_store_is_made_anew(experts: Path) -> None:
+    (before,) = phases(trained(experts, "neo4j"))
     path = experts / "neo4j" / "train.jsonl"
     text = path.read_text()
     path.write_text(
         text + json.dumps({"question": "Count all.", "schema": "()", "cypher": "MATCH (n) RETURN count(n)"})
     )
     (changed,) = phases(train(experts, "neo4j", "changed")[0])
-    (before,) = phases(read_records(experts / "runs" / "neo4j"))
     assert changed["committed"]
     assert changed["documents"] == before["documents"] + 1
     assert changed["documents_reused"] >= len((experts / "neo4j" / "valid.jsonl").read_text().splitlines())
