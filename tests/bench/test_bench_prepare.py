@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.bench.corpus import batches_of, corpus_documents, evenly_sampled
 from penstock.bench.gathering import gather_files
-from penstock.bench.prepare import CEILINGS, DATASETS, OURS
+from penstock.bench.prepare import BARE_PIPELINE, CEILINGS, DATASETS, OURS
 
 from .conftest import JSON_PACKAGE, rows_by_name
 
@@ -24,6 +24,8 @@ def test_all_sides_encode_the_same_documents(prepare_result: dict[str, Any]) -> 
     for ceiling in (f"{name}, 1 thread" for name in CEILINGS):
         # The store has an end token after each document; the encoder alone gives none.
         assert rows[ceiling]["tokens"] == ours["tokens"] - len(documents)
+    bare = rows[f"{BARE_PIPELINE}, 1 thread"]
+    assert (bare["tokens"], bare["document_bytes"]) == (ours["tokens"], ours["document_bytes"])
 
 
 def test_phases_add_up_to_the_time(prepare_result: dict[str, Any]) -> None:

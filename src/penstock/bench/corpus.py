@@ -8,7 +8,7 @@ memory for those who start from there. Each process makes its own from the words
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from penstock import fs
@@ -57,7 +57,7 @@ def evenly_sampled(documents: Sequence[bytes], num_bytes: int) -> list[bytes]:
     return list(documents[step // 2 :: step])
 
 
-def batches_of(documents: Sequence[bytes], batch_bytes: int) -> Iterator[list[bytes]]:
+def batches_of(documents: Iterable[bytes], batch_bytes: int) -> Iterator[list[bytes]]:
     """Runs of documents of at least `batch_bytes`, the last perhaps less."""
     batch: list[bytes] = []
     size = 0

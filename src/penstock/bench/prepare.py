@@ -1,5 +1,5 @@
-"""`bench prepare`: raw files to a committed store, against the encoder's own speed and against Hugging Face datasets
-and datatrove.
+"""`bench prepare`: raw files to a committed store, against the encoder's own speed, the least that could be written
+around it, Hugging Face datasets and datatrove.
 
 The ceiling is gigatoken with the documents already in memory and the ids thrown away, on the same number of threads, in
 three ways, of which the fastest counts. Both sides have the same documents, each of them once, gathered from the inputs
@@ -42,6 +42,7 @@ CEILINGS = (
 )
 DATASETS = "datasets map and save_to_disk"
 DATATROVE = "datatrove JSONL reader and tokenizer"
+BARE_PIPELINE = "forty lines around gigatoken: read, encode, end tokens, write"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,16 @@ def _subjects(options: Options, *, workers: int, tokenizer: str, folder: Path) -
         subject for threads in thread_counts(workers) for subject in _subjects_on(threads, common=common, folder=folder)
     ]
     sampled = {**common, "workers": workers, "sample_bytes": options.sample_bytes, "out": str(folder / "peer-out")}
+    written = {**common, "out": str(folder / "tokens.bin")}
+    pool = {"RAYON_NUM_THREADS": str(workers)}
     peers = [
+        Subject(
+            name=on_threads(BARE_PIPELINE, workers),
+            role=Role.PEER,
+            task="bare_pipeline:tokens_to_file",
+            settings=written,
+            environment=pool,
+        ),
         Subject(name=DATASETS, role=Role.PEER, task="preparing:map_with_datasets", settings=sampled),
         Subject(name=DATATROVE, role=Role.PEER, task="preparing:tokenize_with_datatrove", settings=sampled),
     ]
@@ -154,8 +164,10 @@ def _details(outcome: Outcome) -> dict[str, Any]:
 
 def _ratios(rows: Mapping[str, Row], workers: int) -> list[Any]:
     memory, ours = rows[f"{OURS}, peak memory"], rows[on_threads(OURS, workers)]
+    bare_pipeline = rows[on_threads(BARE_PIPELINE, workers)]
     return [
         *(_share_of_encoder(rows, name, threads) for threads in thread_counts(workers) for name in (OURS, BARE)),
+        ratio("prepare to forty lines that check nothing", ours, bare_pipeline, required=1.0),
         ratio("prepare to datasets", ours, rows[DATASETS], required=REQUIRED_TIMES_DATASETS),
         ratio("prepare to datatrove", ours, rows[DATATROVE], required=REQUIRED_TIMES_DATATROVE),
         ratio_to("peak memory of prepare to the limit", memory, MEMORY_LIMIT_GB, bound=Bound.AT_MOST),

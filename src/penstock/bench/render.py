@@ -39,8 +39,10 @@ _NOTES = {
     "prepare": """Ours counts from opening the tokenizer file to the commit: self-check, walk, reading, encoding,
 checksums, fsync and index. The ceiling is the encoder alone, documents in memory, ids thrown away, same threads; the
 fastest of its three rows counts. datasets and datatrove get an even sample of the same documents, datasets in
-memory, datatrove as JSONL, and pack nothing. Threads are encoder threads: where they are fewer than the cores, reading
-and writing have a core of their own; else all share all of them (adr/0013-beside-the-encoder-alone.md).""",
+memory, datatrove as JSONL, and pack nothing. Forty lines around gigatoken (`bench/bare_pipeline.py`) are the least that
+a user would write: nothing is checked, hashed, searched or written down. Threads are encoder threads: where they are
+fewer than the cores, reading and writing have a core of their own; else all share all of them
+(adr/0013-beside-the-encoder-alone.md).""",
     "prepare-kernel": """`bench prepare` on the unpacked sources of a kernel (Debian's linux-source), two and a half
 times as much text as the packages installed here: what a run spends before its first document and after its last
 weighs less.""",
