@@ -268,6 +268,18 @@ def test_rows_of_few_segments_stand_together(window: int) -> None:
         BySegments(segments, seed=3, window_segments=0)
 
 
+@pytest.mark.parametrize(("asked", "window"), [(1, 1), (3, 3), (4, 4), (5, 4), (7, 4), (8, 8), (11, 8)])
+def test_a_window_is_of_whole_runs_and_the_record_says_of_how_many(asked: int, window: int) -> None:
+    segments = np.repeat(np.arange(24), 10)  # which all of these windows divide
+    order = BySegments(segments, seed=3, window_segments=asked)
+    rows = order.rows_at(0, window * 10)
+    assert len(set(segments[rows])) == window
+    assert len(set(segments[order.rows_at(0, window * 10 + 1)])) > window
+    (_, _, reason), *_ = StreamSettings(order="segments", window_segments=asked).choices()
+    assert f"rows of {window} segments" in reason
+    assert (str(asked) in reason.replace(f"rows of {window} ", "")) == (asked != window)
+
+
 @pytest.mark.parametrize("policy", ["concat", "best-fit", "windows", "pad"])
 @pytest.mark.parametrize("name", ["letters", "grown", "parts"])
 def test_a_row_is_of_the_segment_of_its_first_token(sample: Callable[[str], Sample], name: str, policy: str) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ import numpy as np
 import pytest
 
 from penstock import fs
-from penstock.errors import DamagedStoreError
+from penstock.errors import DamagedStoreError, MissingExtraError
+from penstock.export.rows import PackedRows
+from penstock.export.stream import TokenStream
 from penstock.load import Loader, sweeping
 from penstock.load import loader as loader_module
 from penstock.load.copying import TokenCopier
@@ -299,6 +302,30 @@ def test_evaluation_beside_training_keeps_to_the_bound(
         assert bound / 3 < room.most <= bound
 
 
+def test_held_out_rows_are_swept_together_and_can_be_given_up(
+    many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_loading = pytest.importorskip("penstock.load.torch", exc_type=MissingExtraError)
+    push(many, f"file://{scratch}/far/many")
+    rows = np.random.default_rng(1).permutation(plan_of(open_store(many)).num_rows)
+
+    def read(store: Store, **options: Any) -> list[tuple[bytes, bytes]]:
+        batches = torch_loading.batches_of_rows(plan_of(store), rows, batch_rows=7, **options)
+        return [(batch.tokens.numpy().tobytes(), batch.labels.numpy().tobytes()) for batch in batches]
+
+    fetches, is_over = Fetches(monkeypatch), threading.Event()
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound_of(many, 3)) as store:
+        assert read(store) == read(open_store(many))
+        assert len(fetches.names) == len(set(fetches.names))
+        monkeypatch.setattr(sweeping, "SECONDS_TO_END", 0.1)
+        with held_fetches(fetches, after=len(fetches.names), is_held=is_over.set):
+            with pytest.raises(mirror.Cancelled):
+                read(store, is_cancelled=is_over.is_set)
+            left = sweeping_threads()
+        for thread in left:
+            thread.join()
+
+
 def cut(plan: Plan) -> list[np.ndarray]:
     return [np.arange(first, min(first + 8, plan.num_rows)) for first in range(0, plan.num_rows, 8)]
 
@@ -439,6 +466,79 @@ def test_close_does_not_wait_for_a_server_that_does_not_answer(
         assert taken(loader, 2) == expected[1:]
         assert len(fetches.names) > count
         loader.close()
+
+
+def test_who_is_left_behind_by_close_fetches_no_more(
+    many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All threads of the sweep are inside a request, so nobody else notices that it is over."""
+    monkeypatch.setattr(sweeping, "SECONDS_TO_END", 0.1)
+    push(many, f"file://{scratch}/far/many")
+    fetches, held = Fetches(monkeypatch), threading.Semaphore(0)
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound_of(many, 20)) as store:
+        loader = Loader(plan_of(store), batch_rows=8, seed=1)
+        with held_fetches(fetches, after=14, is_held=held.release):
+            taken(loader, 1)
+            for _ in range(sweeping.MOST_THREADS):
+                held.acquire()
+            loader.close()
+            left, count = sweeping_threads(), len(fetches.names)
+            assert len(left) == sweeping.MOST_THREADS
+        for thread in left:
+            thread.join()
+        assert len(fetches.names) == count
+
+
+def test_a_copy_of_the_wrong_size_takes_no_room_of_its_own(many: Path, scratch: Path) -> None:
+    push(many, f"file://{scratch}/far/many")
+    with open_remote(f"file://{scratch}/far/many") as store:
+        entry = store.manifest.segments[0]
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=entry.bytes) as store:
+        (store.path / SEGMENTS / f"{entry.name}.tokens").write_bytes(b"x" * 1000)
+        end, read = time.monotonic() + 30, list[int]()
+        store.visit(0, lambda segment: read.append(len(segment.tokens)), is_cancelled=lambda: time.monotonic() > end)
+        assert read == [entry.tokens]
+
+
+def test_who_lets_go_too_late_leaves_what_is_open_anew(many: Path, scratch: Path) -> None:
+    push(many, f"file://{scratch}/far/many")
+    with open_remote(f"file://{scratch}/far/many") as store:
+        store.segment(0)
+        store._let_go(0)
+        anew = store.segment(0)
+        kept = dict(store._kept)
+        store._kept.pop(0)  # as a thread finds it that chose the segment before another let go of it
+        store._let_go(0)
+        assert store._segments[0] is anew
+        store._kept.update(kept)
+
+
+def test_packed_rows_are_exported_within_the_bound(many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(many, f"file://{scratch}/far/many")
+    bound = bound_of(many, 4)
+
+    def rows(store: Store) -> list[bytes]:
+        packed = PackedRows(TokenStream(store, split="train"), policy="best-fit", seq_len=1024, overlap=0)
+        return [block.tokens.tobytes() for block in packed.blocks()]
+
+    with open_store(many) as near:
+        expected = rows(near)
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound) as store:
+        room = DiskRoom(scratch / "cache", monkeypatch)
+        assert rows(store) == expected
+        assert bound / 3 < room.most <= bound
+
+
+def test_damage_at_the_far_side_is_fetched_thrice(many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    push(many, f"file://{scratch}/far/many")
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound_of(many, 3)) as store:
+        name = store.manifest.segments[5].name
+        file = scratch / "far" / "many" / SEGMENTS / f"{name}.tokens"
+        file.write_bytes(bytes(file.stat().st_size))
+        fetches = Fetches(monkeypatch)
+        with pytest.raises(DamagedStoreError, match=name):
+            store.visit(5, lambda segment: None, is_cancelled=lambda: False)
+        assert len(fetches.names) == mirror.ARRIVALS
 
 
 def test_waiting_for_a_batch_has_an_end(

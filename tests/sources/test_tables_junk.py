@@ -347,17 +347,25 @@ def test_arrow_offsets_that_lead_out_of_the_file_are_damage(tmp_path: Path):
 
 @pytest.mark.parametrize(
     ("kind", "borders", "value"),
-    [("dictionary", (50, 100), 1), ("messages", (50, 100), 1), ("messages", (1, 2, 3), 90)],
+    [
+        ("dictionary", (50, 100), 1),
+        ("messages", (50, 100), 1),
+        ("messages", (1, 2, 3), 90),
+        ("extension", (50, 100), 1),
+    ],
 )
 def test_offsets_inside_of_a_column_that_lead_out_of_it_are_damage(
     tmp_path: Path, kind: str, borders: tuple[int, ...], value: int
 ):
-    """Of a dictionary's values, of the strings in lists of structs, of the lists."""
+    """Of a dictionary's values, of the strings in lists of structs, of the lists, of what extension types hold."""
     texts, options = [f"{number:050d}" for number in range(100)], {}
     rows = pa.table({"text": pa.array(texts).dictionary_encode()})
     if kind == "messages":
         rows = pa.table({"messages": [[{"role": "assistant", "content": text}] for text in texts]})
         options = {"renderer": row_renderer("chatml", vocabulary=TemplateVocabulary.to_be_trained("chatml"))}
+    if kind == "extension":
+        rows = pa.table({"prompt": pa.ExtensionArray.from_storage(pa.json_(), pa.array(texts)), "completion": texts})
+        options = {"renderer": row_renderer("plain", vocabulary=TemplateVocabulary.to_be_trained("plain"))}
     path = tmp_path / "a.arrow"
     with pa.ipc.new_file(path, rows.schema) as writer:
         writer.write_table(rows)

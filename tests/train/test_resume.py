@@ -7,7 +7,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ import pytest
 import torch
 
 from penstock.errors import ResumeError
-from penstock.load.torch import TorchLoader
+from penstock.load.torch import TorchBatch, TorchLoader
 from penstock.runlog import RunLog, read_records
 from penstock.sources import FilesSource
 from penstock.store import PrepareOptions, open_store, prepare
-from penstock.train import find_latest, train
+from penstock.store.mirror import Cancelled
+from penstock.train import evaluate, find_latest, train
 from penstock.train.checkpoint import MODEL_NAME, checkpoint_folders
 from penstock.train.randomness import restore_random_state, saved_random_state, seed_everything
 
@@ -157,6 +159,30 @@ def test_a_signal_does_not_wait_for_a_batch_that_does_not_come(
     assert (result.status, result.steps) == ("interrupted", 3)
     run_training(tmp_path / "run", resume=True)
     assert_equal_runs(tmp_path / "run", whole_run)
+
+
+def test_a_signal_does_not_wait_for_a_held_out_batch_that_does_not_come(
+    tmp_path: Path, run_training: Train, whole_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batches_of_rows, folder = evaluate.batches_of_rows, tmp_path / "run"
+
+    def held(*arguments: Any, is_cancelled: Callable[[], bool], **options: Any) -> Iterator[TorchBatch]:
+        batches = batches_of_rows(*arguments, is_cancelled=is_cancelled, **options)
+        if options["batch_rows"] > 1:  # the evaluation, not the look for a prompt
+            yield next(batches)
+            signal.raise_signal(signal.SIGTERM)
+            while not is_cancelled():
+                time.sleep(0.01)
+            raise Cancelled
+        yield from batches
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evaluate, "batches_of_rows", held)
+        result = run_training(folder)
+    assert result.status == "interrupted"
+    assert any("no evaluation" in message and "SIGTERM" in message for message in events(folder))
+    run_training(folder, resume=True)
+    assert_equal_runs(folder, whole_run)
 
 
 def test_a_signal_during_the_last_step_leaves_only_the_evaluation(

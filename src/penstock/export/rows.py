@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.export.stream import STRETCH_TOKENS, Flags, Integers, TokenStream
-from penstock.load.copying import TokenCopier
 from penstock.load.loss import LossRuns
+from penstock.load.sweeping import copier_of
 from penstock.pack import Spans
 from penstock.pack.plan import ranges
 from penstock.pack.spans import plan_spans
@@ -176,7 +176,7 @@ class PackedRows(Rows):
         self._plan = plan_spans(
             stream.store, policy=policy, split=stream.split, seq_len=seq_len - 1, stride=self.stride
         )
-        self._copier = TokenCopier(stream.store, row_tokens=seq_len)
+        self._copier = copier_of([self._plan], row_tokens=seq_len)
         self._loss_runs = LossRuns.of(stream.store, stream.documents)
 
     @property

@@ -23,6 +23,7 @@ from penstock.errors import ConfigError
 from penstock.load.loss import LossRuns
 from penstock.load.sweeping import SweepingCopier, copier_of
 from penstock.pack import Plan, Spans, Stretches
+from penstock.store.mirror import Check
 
 __all__ = ["Allocate", "Batch", "Gatherer", "Layout", "StretchBuffer"]
 
@@ -131,11 +132,11 @@ class Layout:
 class Gatherer:
     """Fills buffers with rows of one plan. Threads may share it, each with a buffer of its own: they copy tokens at the
     same time, and do all else in turn. Numpy lets go of Python's lock in every other call, and threads that are between
-    such calls at the same time spend more on handing it over than on the calls."""
+    such calls at the same time spend more on handing it over than on the calls. `is_cancelled`: see `copier_of`."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, *, is_cancelled: Check = lambda: False) -> None:
         self._plan = plan
-        self._copier = copier_of([plan], row_tokens=plan.seq_len + 1)
+        self._copier = copier_of([plan], row_tokens=plan.seq_len + 1, is_cancelled=is_cancelled)
         self._loss_runs = LossRuns.of(plan.store, plan.documents)
         self._places = np.arange(plan.seq_len)
         self._working = threading.Lock()

@@ -38,6 +38,7 @@ __all__ = [
     "row_segments",
     "rows_at",
     "shuffle_quality",
+    "window_of",
 ]
 
 ROUNDS = 6
@@ -308,6 +309,12 @@ class Curriculum:
         return self._order[places % self.num_rows]
 
 
+def window_of(window_segments: int) -> tuple[int, int]:
+    """Segments in a run, and in a window of whole runs: above `RUN_SEGMENTS`, the next lower multiple of that."""
+    run_segments = min(RUN_SEGMENTS, window_segments)
+    return run_segments, window_segments - window_segments % run_segments
+
+
 class BySegments:
     """Rows of a few segments at a time, in another arrangement each pass: for stores that the local cache can't hold.
 
@@ -321,7 +328,7 @@ class BySegments:
     Args:
         segments: [rows], the segment that each row begins in; see `row_segments`.
         seed: of both draws.
-        window_segments: segments in a window, at most.
+        window_segments: segments in a window, at most; see `window_of`.
     """
 
     def __init__(self, segments: npt.ArrayLike, *, seed: int, window_segments: int = WINDOW_SEGMENTS) -> None:
@@ -334,12 +341,12 @@ class BySegments:
         self._digest = digest_of_ranks(numbers)
         _, first, which = np.unique(numbers, return_index=True, return_inverse=True)
         places = np.argsort(np.argsort(first))
-        run_segments = min(RUN_SEGMENTS, window_segments)
+        run_segments, whole_window = window_of(window_segments)
         runs = places[which] // run_segments
         self._rows: Rows = np.argsort(runs, kind="stable")  # run after run
         self._run_rows = np.bincount(runs)
         self._run_starts = np.cumsum(self._run_rows) - self._run_rows
-        self._window_runs = window_segments // run_segments
+        self._window_runs = whole_window // run_segments
         self._passes: dict[int, tuple[Rows, Rows]] = {}
 
     @property

@@ -13,7 +13,15 @@ from typing import Any
 
 from penstock.errors import ConfigError, nearest_first
 from penstock.load.mixed import seed_of_source
-from penstock.load.order import WINDOW_SEGMENTS, BySegments, Curriculum, GroupedByLength, Order, row_segments
+from penstock.load.order import (
+    WINDOW_SEGMENTS,
+    BySegments,
+    Curriculum,
+    GroupedByLength,
+    Order,
+    row_segments,
+    window_of,
+)
 from penstock.load.ranks import DOCUMENT_LENGTH, ROW_LENGTH, row_ranks
 from penstock.load.transforms import FillInTheMiddle, RandomCrop, Transform
 from penstock.pack import Plan
@@ -128,12 +136,15 @@ class StreamSettings:
 
     def choices(self) -> list[tuple[str, str, str]]:
         """Name, value and reason of what a run records; nothing of transforms that are off."""
+        asked = self.window_segments or WINDOW_SEGMENTS
+        run, window = window_of(asked)
+        rounded = "" if window == asked else f": {asked} made whole runs of {run}"
         reasons = {
             "shuffled": "another permutation of all rows each pass, by the seed",
             "sequential": "the plan's own order, as set",
             "group-by-length": "rows of like length together, in another arrangement each pass, as set",
             "curriculum": f"lowest {self.curriculum_by or DOCUMENT_LENGTH} first, every pass, as set",
-            "segments": f"rows of {self.window_segments or WINDOW_SEGMENTS} segments at a time shuffled, as set",
+            "segments": f"rows of {window} segments at a time shuffled, as set{rounded}",
         }
         told = [("order", self.order, reasons[self.order])]
         if self.fim_rate:

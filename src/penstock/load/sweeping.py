@@ -27,7 +27,7 @@ from penstock.load.copying import TokenCopier
 from penstock.pack import Plan, Stretches
 from penstock.pack.plan import Integers
 from penstock.store import Store
-from penstock.store.mirror import Cancelled
+from penstock.store.mirror import Cancelled, Check
 from penstock.store.reader import Segment
 
 __all__ = ["Copier", "SweepingCopier", "copier_of"]
@@ -46,6 +46,9 @@ class Copier(Protocol):
     def first_segments(self) -> Integers:
         """Of each store the number that its first segment has here; then the number of all."""
 
+    def copy(self, stretches: Stretches, row_ends: Integers, out: npt.NDArray[Any]) -> None:
+        """See `TokenCopier`."""
+
     def lay_out(self, segment: Integers, offset: Integers, stretches: Stretches, row_ends: Integers) -> Any:
         """See `TokenCopier`."""
 
@@ -56,8 +59,11 @@ class Copier(Protocol):
         """See `TokenCopier`."""
 
 
-def copier_of(plans: Sequence[Plan], *, row_tokens: int) -> Copier:
+def copier_of(plans: Sequence[Plan], *, row_tokens: int, is_cancelled: Check = lambda: False) -> Copier:
     """What copies the rows of some plans: straight from the maps where all of their segments may stay here.
+
+    Where they may not, `is_cancelled` is asked several times a second while segments come; if so, `Cancelled` is
+    raised.
 
     A store that one reader sweeps is swept by all that come after it, small ones too: evaluation goes on beside
     training, and what it kept open would leave no room, or take it from the disk unseen.
@@ -69,7 +75,7 @@ def copier_of(plans: Sequence[Plan], *, row_tokens: int) -> Copier:
         if needed > min(bounded.values()) or any(store.is_swept for store in bounded):
             for store in bounded:
                 store.is_swept = True
-            return SweepingCopier(*stores, row_tokens=row_tokens)
+            return SweepingCopier(*stores, row_tokens=row_tokens, is_cancelled=is_cancelled)
     return TokenCopier(*stores, row_tokens=row_tokens)
 
 
@@ -88,10 +94,10 @@ class SweepingCopier:
 
     Attributes:
         first_segments: of each store the number that its first segment has here; then the number of all.
-        interrupted: while it is set, sweeps end with `Cancelled`.
+        interrupted: while it is set, or while `is_cancelled` says so, sweeps end with `Cancelled`.
     """
 
-    def __init__(self, *stores: Store, row_tokens: int) -> None:
+    def __init__(self, *stores: Store, row_tokens: int, is_cancelled: Check = lambda: False) -> None:
         self._stores = stores
         self._row_tokens = row_tokens
         self._end_id = stores[0].manifest.tokenizer["end_id"]
@@ -102,6 +108,7 @@ class SweepingCopier:
         same = [stores.index(store) for store in stores]
         self._shifts = self.first_segments[same] - self.first_segments[:-1]
         self.interrupted = threading.Event()
+        self._is_cancelled = is_cancelled
 
     def lay_out(
         self, segment: Integers, offset: Integers, stretches: Stretches, row_ends: Integers
@@ -111,8 +118,13 @@ class SweepingCopier:
         rows[row_ends < self._row_tokens] = self._end_id
         pieces = self._pieces(segment, offset, stretches)
         target = rows.reshape(-1).data.cast("B")
-        _Sweep(pieces, target, is_interrupted=self.interrupted.is_set).run()
+        _Sweep(pieces, target, is_interrupted=lambda: self.interrupted.is_set() or self._is_cancelled()).run()
         return rows
+
+    def copy(self, stretches: Stretches, row_ends: Integers, out: npt.NDArray[Any]) -> None:
+        """See `TokenCopier`."""
+        none_whole = np.full(len(row_ends), -1)
+        np.copyto(out, self.lay_out(none_whole, np.zeros_like(none_whole), stretches, row_ends))
 
     def fill(self, layout: npt.NDArray[Any], first: int, last: int, out: npt.NDArray[Any]) -> None:
         """Fills `out`, [rows, T + 1], with the rows first .. last."""
@@ -162,9 +174,7 @@ class _Pieces:
 class _Sweep:
     """Reads what some rows need of each segment."""
 
-    def __init__(
-        self, left: dict[Store, dict[int, _Pieces]], target: memoryview, *, is_interrupted: Callable[[], bool]
-    ) -> None:
+    def __init__(self, left: dict[Store, dict[int, _Pieces]], target: memoryview, *, is_interrupted: Check) -> None:
         self._left, self._target = left, target
         self._is_interrupted = is_interrupted
         self._present = self._look()
@@ -195,6 +205,9 @@ class _Sweep:
         if self._failures:
             raise self._failures[0]
         if self._is_interrupted():
+            self._failures.append(
+                Cancelled()
+            )  # who is still at a request sees that too when nothing interrupts any more
             raise Cancelled
 
     def _wait(self, threads: Sequence[threading.Thread]) -> None:

@@ -27,6 +27,7 @@ from penstock.load.torch_datasets import RowDataset, RowSampler, RowStream
 from penstock.load.wrapping import WrappedLoader
 from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
+from penstock.store.mirror import Check
 
 try:
     import torch
@@ -40,9 +41,13 @@ __all__ = [
     "RowStream",
     "TorchBatch",
     "TorchLoader",
+    "batches_of_rows",
     "num_border_places",
     "sequential_batches",
 ]
+
+# Rows that are brought together at once where segments don't stay here: as few fetches as a loader's layout takes.
+SWEPT_TOKENS = 2**25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,16 +203,40 @@ def sequential_batches(
     plan: Plan, *, batch_rows: int, device: str | torch.device = "cpu", limit_rows: int | None = None
 ) -> Iterator[TorchBatch]:
     """Every row of a plan once, in order, for evaluation; the last batch may be short."""
+    end = plan.num_rows if limit_rows is None else min(plan.num_rows, limit_rows)
+    return batches_of_rows(plan, np.arange(end), batch_rows=batch_rows, device=device)
+
+
+def batches_of_rows(
+    plan: Plan,
+    rows: npt.NDArray[np.int64],
+    *,
+    batch_rows: int,
+    device: str | torch.device = "cpu",
+    is_cancelled: Check = lambda: False,
+) -> Iterator[TorchBatch]:
+    """These rows of a plan, in this order; the last batch may be short.
+
+    While segments of a remote store come that the cache can't hold, `is_cancelled` is asked several times a second; if
+    so, the next batch raises `Cancelled`. Each of these segments is fetched once for `SWEPT_TOKENS` of rows.
+    """
     if batch_rows < 1:
         raise ConfigError(f"a batch of {batch_rows} rows is impossible", hint="choose 1 row or more")
-    gatherer = Gatherer(plan)
-    end = plan.num_rows if limit_rows is None else min(plan.num_rows, limit_rows)
-    for start in range(0, end, batch_rows):
-        rows = np.arange(start, min(start + batch_rows, end))
-        buffer = gatherer.new_buffer(num_batches=1, batch_rows=len(rows))
-        gatherer.fill(rows[None], buffer)
-        batch = Batch(buffer.tokens[0], buffer.loss_mask[0], buffer.cu_seqlens[0], rows, start)
-        yield on_device(batch, torch.device(device))
+    if not len(rows):
+        return
+    batch_rows = min(batch_rows, len(rows))
+    gatherer = Gatherer(plan, is_cancelled=is_cancelled)
+    at_once = 1 if gatherer.sweeper is None else max(1, SWEPT_TOKENS // (batch_rows * plan.seq_len))
+    buffer = gatherer.new_buffer(num_batches=1, batch_rows=batch_rows)
+    # The last row again where the last batch is short, so that its rows are laid out with those before; then cut off.
+    table = np.append(rows, np.repeat(rows[-1], -len(rows) % batch_rows)).reshape(-1, batch_rows)
+    for first in range(0, len(table), at_once):
+        layout = gatherer.lay_out(table[first : first + at_once])
+        for number, own in enumerate(layout.rows):
+            gatherer.fill_from(layout, number, number + 1, buffer)
+            position = (first + number) * batch_rows
+            batch = Batch(buffer.tokens[0], buffer.loss_mask[0], buffer.cu_seqlens[0], own, position)
+            yield on_device(batch, torch.device(device))[: len(rows) - position]
 
 
 def on_device(batch: Batch, device: torch.device) -> TorchBatch:

@@ -41,7 +41,7 @@ from penstock.store.objects import ObjectFolder
 from penstock.store.reader import LARGEST_MANIFEST_BYTES, version_numbers
 from penstock.tokenize.cache import cache_folder
 
-__all__ = ["Cancelled", "Mirror", "blocks_entry", "checked_blocks", "checked_chunks", "tokens_name", "unlock"]
+__all__ = ["Cancelled", "Check", "Mirror", "blocks_entry", "checked_blocks", "checked_chunks", "tokens_name", "unlock"]
 
 REMOTE = "remote"
 LOCKS = "locks"
@@ -146,6 +146,9 @@ class Mirror:
         with self._locked(name) as lock:
             is_here = _local_size(path) == entry.bytes
             if not is_here:
+                # Of another size it is damaged. It goes first: nobody else can remove it, we hold its lock.
+                with fs.fail_as_disk_error("removing from the cache of a remote store"):
+                    fs.remove_file(path)
                 self._make_room(entry.bytes, lock, release, is_visit=is_visit, is_cancelled=is_cancelled)
             # Before it comes: a visit is one as long as it takes room. Whoever removes a file takes `lock` first.
             reading = _shared_lock(_visit_lock_of(path) if is_visit else _use_lock_of(path))

@@ -22,7 +22,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -113,26 +113,32 @@ class RemoteStore(Store):
 
     def visit(self, number: int, read: Callable[[Segment], None], *, is_cancelled: Callable[[], bool]) -> None:
         """See `Store`: fetched unless it is here, and kept here until it is read; a damaged copy is replaced once."""
-        try:
-            self._visit(number, read, is_cancelled)
-        except DamagedStoreError:
-            with self._opening:
-                self._let_go(number)
-                self._mirror.forget(self.manifest.segments[number])
-            self._visit(number, read, is_cancelled)
-
-    def _visit(self, number: int, read: Callable[[Segment], None], is_cancelled: Callable[[], bool]) -> None:
         # A lock and a map of its own: what this store has open may be let go of by any thread that needs its room.
         entry = self.manifest.segments[number]
-        lock = self._mirror.fetch_segment(entry, release=self._release_one, is_visit=True, is_cancelled=is_cancelled)
+        fetch = partial(
+            self._mirror.fetch_segment, entry, release=self._release_one, is_visit=True, is_cancelled=is_cancelled
+        )
+        if not self._is_read(number, read, fetch(), may_be_damaged=True):
+            with self._opening:
+                self._let_go(number)
+                self._mirror.forget(entry)
+            self._is_read(number, read, fetch(), may_be_damaged=False)
+
+    def _is_read(self, number: int, read: Callable[[Segment], None], lock: int, *, may_be_damaged: bool) -> bool:
+        """Whether a segment that `lock` keeps here was read, and not damaged."""
         try:
             segment = self._mapped_segment(number)
             try:
                 read(segment)
             finally:
                 segment.close()
+        except DamagedStoreError:
+            if not may_be_damaged:
+                raise
+            return False
         finally:
             unlock(lock)
+        return True
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view; where the local copy is damaged, of a fresh one."""
@@ -218,9 +224,10 @@ class RemoteStore(Store):
     def _let_go(self, number: int) -> None:
         # Not closed: another thread may be reading. The map lives as long as somebody holds it, also without its file.
         lock = self._kept.pop(number, None)  # first: as long as the segment stands there nobody opens it anew
+        if lock is None:
+            return  # another thread lets go of it, and it may be open anew by now
         self._segments[number] = None
-        if lock is not None:
-            os.close(lock)
+        os.close(lock)
 
     def _stop_prefetch(self) -> None:
         if self._prefetch is not None:

@@ -21,7 +21,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from penstock.load.torch import IGNORED_LABEL, TorchBatch, TorchLoader, sequential_batches
+from penstock.load.order import Shuffled
+from penstock.load.torch import IGNORED_LABEL, TorchBatch, batches_of_rows
 from penstock.pack import Plan
 from penstock.train.distributed import World
 from penstock.train.loss import Autocast, nats_of
@@ -70,18 +71,26 @@ def evaluations_together(parts: Iterable[Evaluation]) -> Evaluation:
     )
 
 
-def held_out_batches(plan: Plan, *, batch_rows: int, device: str, limit_rows: int | None) -> Iterator[TorchBatch]:
+def held_out_batches(
+    plan: Plan,
+    *,
+    batch_rows: int,
+    device: str,
+    limit_rows: int | None,
+    is_cancelled: Callable[[], bool] = lambda: False,
+) -> Iterator[TorchBatch]:
     """Every row once, or `limit_rows` of them drawn from the whole plan: the same ones in every run.
 
     The first rows wouldn't do. A plan is in the order of the documents' keys, so they are one folder's files: after 200
     steps on Python's library the first 64 rows gave 4.40 bits per byte, 64 drawn rows 1.97, and 512 drawn rows 2.05.
+
+    `is_cancelled`: see `batches_of_rows`.
     """
     if limit_rows is None or limit_rows >= plan.num_rows:
-        yield from sequential_batches(plan, batch_rows=batch_rows, device=device)
-        return
-    with TorchLoader(plan, batch_rows=batch_rows, seed=HELD_OUT_SEED, device=device, prefetch_batches=0) as loader:
-        for first_row in range(0, limit_rows, batch_rows):
-            yield next(loader)[: limit_rows - first_row]
+        rows = np.arange(plan.num_rows)
+    else:
+        rows = Shuffled(num_rows=plan.num_rows, seed=HELD_OUT_SEED).rows_at(0, limit_rows)
+    return batches_of_rows(plan, rows, batch_rows=batch_rows, device=device, is_cancelled=is_cancelled)
 
 
 def shared_batches(batches: Iterable[TorchBatch], world: World) -> Iterator[TorchBatch]:

@@ -11,6 +11,7 @@ mean over the targets of all of them. A store whose held-out rows hold no target
 from __future__ import annotations
 
 from penstock.pack import Plan
+from penstock.store.mirror import Cancelled
 from penstock.train.evaluate import (
     Evaluation,
     evaluate,
@@ -64,16 +65,20 @@ def _evaluation(run: Run, plan: Plan) -> Evaluation | None:
         batch_rows=run.choices.micro_batch_rows,
         device=run.choices.device,
         limit_rows=run.config.eval_rows,
+        is_cancelled=lambda: run.interruption.requested is not None,
     )
-    found = evaluate(
-        run.model,
-        shared_batches(rows, run.world),
-        run.token_byte_lengths,
-        document_boundaries=run.config.document_boundaries,
-        autocast=run.autocast,
-        loss_kernel=run.choices.loss_kernel,
-        should_stop=run.interruption.agree,
-    )
+    try:
+        found = evaluate(
+            run.model,
+            shared_batches(rows, run.world),
+            run.token_byte_lengths,
+            document_boundaries=run.config.document_boundaries,
+            autocast=run.autocast,
+            loss_kernel=run.choices.loss_kernel,
+            should_stop=run.interruption.agree,
+        )
+    except Cancelled:
+        found = None
     return whole_evaluation(found, run.world)
 
 

@@ -462,7 +462,9 @@ def _check_borders(array: Any) -> None:
     import pyarrow as pa
     import pyarrow.types as types
 
-    if types.is_dictionary(array.type) or types.is_string_view(array.type) or types.is_binary_view(array.type):
+    if isinstance(array, pa.ExtensionArray):
+        _check_borders(array.storage)
+    elif types.is_dictionary(array.type) or types.is_string_view(array.type) or types.is_binary_view(array.type):
         _check(array)
     elif _is_text(array.type, binary=True):
         offsets, data = _offsets_of(array)
