@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer as ReferenceTokenizer
 
 from penstock.errors import TokenizerError
 from penstock.tokenize import Tokenizer, train_tokenizer
@@ -102,3 +103,15 @@ def test_training_reads_no_more_than_it_needs():
     tokenizer: Tokenizer = train_tokenizer(endless(), vocab_size=260, sample_bytes=2_500_000)
     assert taken == 3
     assert tokenizer.vocab_size == 260
+
+
+def test_a_corpus_without_further_pairs_gives_the_ids_that_tokenizers_gives():
+    texts = [path.read_bytes() for path in sorted(Path(json.__file__).parent.glob("*.py"))]
+    trained = train_tokenizer(texts, vocab_size=32768, control_tokens=["<|im_start|>", "<|im_end|>"])
+    assert trained.vocab_size < 32768  # the pairs ran out
+    reference = ReferenceTokenizer.from_str(trained.spec.source_json.decode())
+    assert trained.vocab_size == reference.get_vocab_size()
+    assert len(trained.spec.control_tokens) == 3
+    for name, token in trained.spec.control_tokens.items():
+        assert (reference.token_to_id(name), reference.id_to_token(token)) == (token, name)
+    assert trained.engine.name == "gigatoken"

@@ -114,14 +114,18 @@ def _train(corpus: bytes, vocab_size: int) -> bytes:
     spelt = {number: "".join(character_of_byte[byte] for byte in token) for number, token in vocabulary.items()}
     end_id = next(number for number, token in vocabulary.items() if token == separator)
     del spelt[end_id]  # a control token lives outside the model, where merges can't reach it
-    # gigatoken puts the end token between the bytes and the merges; ids must stay dense for the model.
     pairs = [
         ("".join(character_of_byte[b] for b in left), "".join(character_of_byte[b] for b in right))
         for left, right in merges
     ]
-    ordered = [spelt[number] for number in sorted(spelt)]
+    # gigatoken puts the end token between the bytes and the merges, and where a small corpus has no more pairs it gives
+    # some merges, and their tokens, twice. Ids must stay dense: `tokenizers` numbers added tokens on from how many
+    # others there are, whatever the file says.
+    ordered = dict.fromkeys(spelt[number] for number in sorted(spelt))
     model_vocabulary = {token: number for number, token in enumerate(ordered)}
-    return byte_level_json(model_vocabulary, pairs, {END_TOKEN: len(ordered)}, pattern=GPT2_PATTERN)
+    return byte_level_json(
+        model_vocabulary, list(dict.fromkeys(pairs)), {END_TOKEN: len(ordered)}, pattern=GPT2_PATTERN
+    )
 
 
 def _main(vocab_size: int, parent: int) -> None:
