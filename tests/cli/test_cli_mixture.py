@@ -128,6 +128,24 @@ def test_train_on_a_mixture_and_go_on_with_other_weights(penstock, stores, tmp_p
     penstock(*passage, "--data", stores / "C", expect=1).assert_one_error()
 
 
+def test_a_resume_that_names_no_weights_keeps_those_of_the_last_start(penstock, stores, tmp_path):
+    run = tmp_path / "run"
+    data = ["--data", stores / "A", "--data", stores / "B", "--out", run]
+    for number, mix in enumerate((["--mix", "A=0.3"], ["--mix", "A=5"], [])):
+        more = ["--resume", *mix] if number else mix
+        stop = ["--set", "stop_after_steps=2"] if number < 2 else []
+        penstock("train", *data, *SETTINGS, "--set", "steps=6", *stop, *more, expect=130 if stop else 0)
+    state = json.loads((run / "checkpoints" / "step-00000006" / "state.json").read_text())
+    stages = [(stage["start"], stage["weights"]) for stage in state["loader"]["stages"]]
+    assert stages == [(0, [0.3, 1.0]), (8, [5.0, 1.0])]
+    told = [record for record in records_of(run) if record["kind"] == "data"][-1]
+    assert {one["name"]: one["weight"] for one in told["mixture"]["mix"]} == {"A": 5, "B": 1}
+    changes = [r["message"] for r in records_of(run) if r["kind"] == "event" and "weights change" in r["message"]]
+    assert changes == ["weights change at position 8: A 0.3 to 5"]
+    (run / "config.json").write_text("{")
+    penstock("train", *data, *SETTINGS, "--set", "steps=6", "--resume", expect=1).assert_one_error()
+
+
 def assert_steps_are_the_loaders(run, stores):
     """What `inspect --step` tells of every step is what a loader with those weights gives; the rows of step 5."""
     with open_store(stores / "A") as a, open_store(stores / "B") as b:

@@ -104,6 +104,8 @@ def train(
             hint="make a store with `penstock prepare INPUT --out STORE`, then: penstock train --data STORE --out RUN",
         )
     resume = resume or (adaptation is not None and adaptation.resume)
+    if resume:
+        loaded = loaded.with_mix_of(out)
     if not names:
         _refuse_ranks("preparing a manifest's data", hint="prepare it with `penstock prepare`, and give it with --data")
     with ExitStack() as stack:
@@ -157,6 +159,8 @@ def run(
     folder = out or Path("runs") / datetime.datetime.now(datetime.UTC).strftime("%Y%m%d-%H%M%S")
     loaded, adaptation = load_adapted(config, settings or [])
     resume = (folder / "checkpoints").is_dir()
+    if resume:
+        loaded = loaded.with_mix_of(folder)
     if adaptation is not None and adaptation.data is not None:
         if repo is not None or inputs or tokenizer:
             raise ConfigError(
@@ -351,11 +355,12 @@ def _train(
 ) -> TrainResult:
     from penstock import fs
     from penstock.train import train as train_model
+    from penstock.train.config import CONFIG_NAME
 
     if _is_follower():
         return train_model(config, store, folder, log, resume=resume, mixed_with=mixed_with)
     _record_data(config, store, log, mixed_with or {store.path.name: store})
-    fs.write_atomic(folder / "config.json", json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
+    fs.write_atomic(folder / CONFIG_NAME, json.dumps(config.model_dump(mode="json"), indent=2).encode() + b"\n")
     choices = (lambda: _table_of_choices(folder, log)) if shows_choices else None
     with log.phase("train") as detail, shown_records(choices) as show:
         result = train_model(

@@ -4,8 +4,9 @@ In: a `Mixture`. Out: batches as `Loader` gives them, and of each row the source
 the mixture's schedule; which of its rows, the source's own order, another permutation each pass. So batch k is a pure
 function of mixture, stages and seed, and a position is restored in constant time.
 
-The saved state holds the position, the stages and the mixture's fingerprint, in under 4 KB. Weights may change: that
-appends a stage at the position reached, and every source goes on where it was. Nothing else may.
+The saved state holds the position, the stages and the mixture's fingerprint, in under 4 KB, and is restored with these
+stages, whatever weights the mixture has here. Weights may change: that appends a stage at the position reached, and
+every source goes on where it was. Nothing else may.
 
 Rows of all sources are gathered into one buffer, each source asked once per stretch; labels and borders are marked for
 all of them together. A mixture of one source gives the batches of `Loader`. Filling takes 1 to 5 % more than from one
@@ -156,8 +157,7 @@ class MixedFiller(Filler):
         return Schedule([one.plan.num_rows for one in sources], [one.last_row for one in sources], stages)
 
     def place_in(self, state: Any) -> tuple[int, Schedule]:
-        """Position and schedule of a saved state. Where this mixture has other weights than its last stage, they hold
-        from that position on, as a stage of their own.
+        """Position and schedule of a saved state: the stages it was saved with.
 
         Raises:
             ResumeError: the state belongs to another mixture, order or transform; both sides are shown.
@@ -170,8 +170,7 @@ class MixedFiller(Filler):
                 f"the state is at position {position}, its last stage begins at {stages[-1].start}",
                 hint="pass what `state_dict()` returned",
             )
-        own = self.schedule.stages[-1].weights
-        return position, schedule if own == stages[-1].weights else schedule.changed(position, own)
+        return position, schedule
 
     def state_fits(self, schedule: Schedule, position: int) -> None:
         """Refuses stages that no small state could hold."""
@@ -226,6 +225,12 @@ class MixedLoader(Loader):
         """The stages so far."""
         return self._stream.schedule.stages
 
+    @property
+    def weights(self) -> dict[str, float]:
+        """Each source's weight, by name, in the next batch."""
+        names = (source.name for source in self.mixture.sources)
+        return dict(zip(names, self.stages[-1].weights, strict=True))
+
     def change_weights(self, weights: Mapping[str, float]) -> None:
         """Other weights, by source name, from the next batch on: appends a stage. What isn't named keeps its weight.
 
@@ -253,7 +258,7 @@ class MixedLoader(Loader):
         return self._stream.state_at(self.position)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes to a saved position; see `MixedFiller.place_in`.
+        """Goes to a saved position, with the weights of then; `change_weights` gives others from there on.
 
         Raises:
             ResumeError: the state belongs to another mixture, order or transform; both sides are shown.

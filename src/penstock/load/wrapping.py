@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
 
+from penstock.errors import ConfigError
 from penstock.load.loader import Loader
+from penstock.load.mixed import MixedLoader
 
 __all__ = ["WrappedLoader"]
 
@@ -27,6 +30,17 @@ class WrappedLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `Loader.load_state_dict`."""
         self._loader.load_state_dict(state)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """See `MixedLoader.weights`; of a plan there are none."""
+        return self._loader.weights if isinstance(self._loader, MixedLoader) else {}
+
+    def change_weights(self, weights: Mapping[str, float]) -> None:
+        """See `MixedLoader.change_weights`."""
+        if not isinstance(self._loader, MixedLoader):
+            raise ConfigError("this loader reads one plan, which has no weights", hint="make it of a mixture")
+        self._loader.change_weights(weights)
 
     def wait(self, seconds: float) -> bool:
         """See `Loader.wait`."""

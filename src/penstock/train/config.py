@@ -48,6 +48,8 @@ RIVALS = {
 # Keys that shape one schedule and do nothing under the others.
 SCHEDULE_OF_KEY = {"schedule_power": "polynomial", "schedule_cycles": "cosine-restarts", "decay_ratio": "wsd"}
 
+CONFIG_NAME = "config.json"
+MIX_KEYS = ("mix", "mix_epochs", "mix_temperature")
 FREE_KEYS = frozenset(
     {
         "async_checkpoints",
@@ -59,9 +61,7 @@ FREE_KEYS = frozenset(
         "keep_checkpoints",
         "log_every_steps",
         # Weights may change: the loader appends a stage, and refuses other sources itself.
-        "mix",
-        "mix_epochs",
-        "mix_temperature",
+        *MIX_KEYS,
         "network",
         # A run may go on in another number of processes: the batches and their order are the same.
         "parallel",
@@ -263,6 +263,26 @@ class TrainConfig(Settings):
     def keeps_best(self) -> bool:
         """Whether the checkpoint of the lowest held-out loss stays."""
         return self.patience is not None if self.keep_best is None else self.keep_best
+
+    @property
+    def names_weights(self) -> bool:
+        """Whether it says how sources are mixed; else a resumed run keeps the weights that it had."""
+        return bool({"mix", "mix_temperature"} & self.model_fields_set)
+
+    def with_mix_of(self, run_folder: Path) -> TrainConfig:
+        """The same with what the last start of a run said about its mixture, where this one says nothing."""
+        path = run_folder / CONFIG_NAME
+        if not path.is_file():
+            return self
+        try:
+            saved = json.loads(path.read_bytes())
+            last = TrainConfig.model_validate({key: saved[key] for key in MIX_KEYS if key in saved})
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{path} isn't the config of a run ({error})", hint="remove it, and name the weights anew with --mix"
+            ) from error
+        unsaid = last.model_fields_set - self.model_fields_set
+        return self.model_copy(update={key: getattr(last, key) for key in unsaid})
 
     def bound_settings(self) -> dict[str, Any]:
         """What a checkpoint must agree with, as JSON values by dotted key."""

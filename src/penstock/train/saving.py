@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor
 
 from penstock.errors import DiskError, TrainingError
+from penstock.pack.mixture import Mixture
 from penstock.train.building import refuse_another_base
 from penstock.train.checkpoint import (
     MODEL_NAME,
@@ -65,11 +66,24 @@ def restore(run: Run, checkpoint: Checkpoint) -> None:
         tensors = read_tensors(checkpoint.path / OPTIMIZER_NAME)
     load_optimizer_tensors(run.optimizer, parameters, tensors)
     run.loader.load_state_dict(checkpoint.state["loader"])
+    _change_weights(run)
     states = checkpoint.state.get("random_of_ranks", [checkpoint.state["random"]])
     if run.world.rank < len(states):
         restore_random_state(states[run.world.rank])
     else:
         seed_everything(run.config.seed + run.world.rank + checkpoint.step)  # a rank that wasn't there before
+
+
+def _change_weights(run: Run) -> None:
+    """Gives the sources of a mixture the weights of the config, where it names any and they are others."""
+    rows, before = run.data.rows, run.loader.weights
+    if not isinstance(rows, Mixture) or not run.config.names_weights:
+        return
+    named = {source.name: weight for source, weight in zip(rows.sources, rows.weights, strict=True)}
+    changed = [f"{name} {before[name]:g} to {weight:g}" for name, weight in named.items() if weight != before[name]]
+    if changed:
+        run.loader.change_weights(named)
+        run.tell("event", message=f"weights change at position {run.loader.position}: {', '.join(changed)}")
 
 
 @dataclass(kw_only=True)
