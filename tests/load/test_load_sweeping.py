@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from penstock import fs
-from penstock.errors import DamagedStoreError, MissingExtraError
+from penstock.errors import DamagedStoreError, MissingExtraError, StoreError
 from penstock.export.rows import PackedRows
 from penstock.export.stream import TokenStream
 from penstock.load import Loader, sweeping
@@ -539,6 +539,34 @@ def test_damage_at_the_far_side_is_fetched_thrice(many: Path, scratch: Path, mon
         with pytest.raises(DamagedStoreError, match=name):
             store.visit(5, lambda segment: None, is_cancelled=lambda: False)
         assert len(fetches.names) == mirror.ARRIVALS
+
+
+@pytest.mark.parametrize("prefetch", [0, 12, None])
+def test_a_server_that_is_gone_is_told_at_once_and_the_loader_goes_on_when_it_is_back(
+    many: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, prefetch: int | None
+) -> None:
+    push(many, f"file://{scratch}/far/many")
+    fetches = Fetches(monkeypatch)
+    with open_remote(f"file://{scratch}/far/many", cache_bytes=bound_of(many, 3)) as store:
+        loader = Loader(plan_of(store), batch_rows=8, seed=1, prefetch_batches=prefetch)
+        found = taken(loader, 3)
+        asked: list[str] = []
+
+        def refuse(name: str) -> None:
+            asked.append(name)
+            raise StoreError(f"{name} can't be reached", hint="is the server up?")
+
+        fetches.before = refuse  # type: ignore[method-assign]
+        for number in range(2):
+            with pytest.raises(StoreError, match="can't be reached"):
+                found.extend(batch for _ in itertools.count() for batch in taken(loader, 1))
+            assert len(asked) <= (number + 1) * sweeping.MOST_THREADS
+        fetches.before = lambda name: None  # type: ignore[method-assign]
+        assert loader.position == 8 * len(found)
+        found += taken(loader, 20)
+        loader.close()
+    with open_store(many) as near, Loader(plan_of(near), batch_rows=8, seed=1) as loader:
+        assert found == taken(loader, len(found))
 
 
 def test_waiting_for_a_batch_has_an_end(

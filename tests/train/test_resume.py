@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from penstock.errors import ResumeError
+from penstock.errors import ResumeError, StoreError
 from penstock.load.torch import TorchBatch, TorchLoader
 from penstock.runlog import RunLog, read_records
 from penstock.sources import FilesSource
 from penstock.store import PrepareOptions, open_store, prepare
 from penstock.store.mirror import Cancelled
-from penstock.train import evaluate, find_latest, train
+from penstock.train import evaluate, find_latest, train, watching
 from penstock.train.checkpoint import MODEL_NAME, checkpoint_folders
 from penstock.train.randomness import restore_random_state, saved_random_state, seed_everything
 
@@ -159,6 +159,35 @@ def test_a_signal_does_not_wait_for_a_batch_that_does_not_come(
     assert (result.status, result.steps) == ("interrupted", 3)
     run_training(tmp_path / "run", resume=True)
     assert_equal_runs(tmp_path / "run", whole_run)
+
+
+@pytest.mark.parametrize("missing", ["batch", "held-out batch"])
+def test_data_that_can_not_be_had_ends_the_run_saved(
+    tmp_path: Path, run_training: Train, whole_run: Path, monkeypatch: pytest.MonkeyPatch, missing: str
+) -> None:
+    """As when the server of a remote store goes away for longer than its reader tries."""
+    following, held_out, folder = TorchLoader.__next__, watching.held_out_batches, tmp_path / "run"
+
+    def refused(loader: TorchLoader) -> TorchBatch:
+        if loader.position < 3 * tiny_config().batch_rows:
+            return following(loader)
+        raise StoreError("s3://gone can't be reached", hint="is it up?")
+
+    def refused_held_out(*arguments: Any, **options: Any) -> Iterator[TorchBatch]:
+        yield next(held_out(*arguments, **options))
+        raise StoreError("s3://gone can't be reached", hint="is it up?")
+
+    with monkeypatch.context() as patched:
+        if missing == "batch":
+            patched.setattr(TorchLoader, "__next__", refused)
+        else:
+            patched.setattr(watching, "held_out_batches", refused_held_out)
+        with pytest.raises(StoreError, match="can't be reached"):
+            run_training(folder)
+    first_evaluation = next(record["step"] for record in read_records(whole_run) if record["kind"] == "evaluation")
+    assert last_checkpoint(folder).name == f"step-{3 if missing == 'batch' else first_evaluation:08d}"
+    run_training(folder, resume=True)
+    assert_equal_runs(folder, whole_run)
 
 
 def test_a_signal_does_not_wait_for_a_held_out_batch_that_does_not_come(

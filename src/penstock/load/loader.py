@@ -19,13 +19,13 @@ import queue
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from penstock.errors import ConfigError
+from penstock.errors import ConfigError, DamagedStoreError, DiskError, StoreError
 from penstock.hardware import available_cores
 from penstock.load.filling import Filler
 from penstock.load.gather import Allocate, Batch, Layout, StretchBuffer
@@ -34,6 +34,7 @@ from penstock.load.state import position_in, saved_state
 from penstock.load.transforms import Transform
 from penstock.pack import Plan
 from penstock.pack.mixture import Mixture
+from penstock.store.mirror import Cancelled
 
 __all__ = ["Loader"]
 
@@ -150,7 +151,11 @@ class Loader:
 
     def __next__(self) -> Batch:
         producer = self._started_producer()
-        batch = self._filled_on_demand() if producer is None else producer.next_batch()
+        try:
+            batch = self._filled_on_demand() if producer is None else producer.next_batch()
+        except Exception:
+            self._stop()  # what can't be filled is tried again when it is asked for again
+            raise
         self.position += self.batch_rows
         return batch
 
@@ -189,7 +194,7 @@ class Loader:
             self._ahead = _Stretches(self._filler, self.position, len(self._buffers[0].loss_mask))
         batches, error = self._filler.fill(self._ahead.take(), self._buffers[0])
         if error is not None:
-            self._ahead = None  # what can't be filled is tried again when it is asked for again
+            self._ahead = None
             if not batches:
                 raise error
         self._ready = iter(batches)
@@ -256,10 +261,12 @@ class _Batches:
     def fill(self, stretch: _Stretch, buffer: StretchBuffer) -> tuple[list[Batch], BaseException | None]:
         """The batches of a stretch; fewer, and the error, where one can't be filled."""
         position, count = stretch.position, stretch.count
+        if stretch.failure is not None and _is_of_all(stretch.failure):
+            return [], stretch.failure
         try:
             return self._filled(stretch, buffer), None
         except Exception as error:  # noqa: BLE001  handed to the caller, who raises it where it belongs
-            if count == 1:
+            if count == 1 or _is_of_all(error):
                 return [], error
         # The batches before the bad one are good: find it one by one.
         good = 0
@@ -279,6 +286,13 @@ class _Batches:
         )
 
 
+def _is_of_all(error: BaseException) -> bool:
+    """Whether an error is no single batch's: a server that doesn't answer, a full disk. Each further try takes as long
+    as the first, minutes perhaps."""
+    is_of_one = isinstance(error, DamagedStoreError)
+    return isinstance(error, StoreError | DiskError | Cancelled) and not is_of_one
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LaidOut:
     """Batches worked out, from a position on."""
@@ -290,11 +304,12 @@ class _LaidOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stretch:
-    """Some batches from a position on; None where they aren't worked out yet."""
+    """Some batches from a position on; None where they aren't worked out yet, or couldn't be."""
 
     position: int
     count: int
     laid_out: _LaidOut | None = None
+    failure: Exception | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -304,7 +319,8 @@ class _Run:
     position: int
     count: int
     stretch: int
-    laid_out: _LaidOut | None
+    laid_out: _LaidOut | None = None
+    failure: Exception | None = None
 
 
 class _Stretches:
@@ -313,7 +329,7 @@ class _Stretches:
 
     def __init__(self, filler: _Batches, position: int, longest: int) -> None:
         self._filler, self._longest = filler, longest
-        self._run = _Run(position=position, count=0, stretch=1, laid_out=None)
+        self._run = _Run(position=position, count=0, stretch=1)
         self._next: _Run | None = None
         self._taken = 0
         self._working = threading.Lock()
@@ -326,7 +342,7 @@ class _Stretches:
         run, first = self._run, self._taken
         self._taken += run.stretch
         position = run.position + first * self._filler.batch_rows
-        return _Stretch(position=position, count=run.stretch, laid_out=run.laid_out)
+        return _Stretch(position=position, count=run.stretch, laid_out=run.laid_out, failure=run.failure)
 
     def work_ahead(self) -> None:
         """Works out the next run where it is time to, unless another thread is at it."""
@@ -349,10 +365,11 @@ class _Stretches:
         if stretch == self._longest:
             fitting = min(LAID_OUT_ROWS // filler.own_rows, LAID_OUT_TOKENS // filler.own_tokens)
             count *= max(1, fitting // stretch)
-        laid_out = None
-        with contextlib.suppress(Exception):  # met again, and told, where the batch in question is filled
-            laid_out = filler.lay_out(position, count)
-        return _Run(position=position, count=count, stretch=stretch, laid_out=laid_out)
+        following = _Run(position=position, count=count, stretch=stretch)
+        try:
+            return replace(following, laid_out=filler.lay_out(position, count))
+        except Exception as error:  # noqa: BLE001  told where the batch in question is filled
+            return replace(following, failure=error)
 
 
 class _Producer:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from torch import nn
 
 from penstock import fs
-from penstock.errors import RESUME, TrainingError
+from penstock.errors import RESUME, DiskError, StoreError, TrainingError
 from penstock.runlog import Record, RunLog
 from penstock.store import Store
 from penstock.train.callbacks import Callback, Callbacks
@@ -189,10 +189,29 @@ def train(
 
 
 def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | None:
-    """Steps until the last one, or until something ends the run; returns the last checkpoint."""
+    """Steps until the last one, or until something ends the run; returns the last checkpoint.
+
+    Data that can't be had (a server that is gone, a full cache) ends the run like a signal, saved, and is raised then.
+    """
+    stepper, failure = Stepper(run), None
+    try:
+        _take_steps(run, progress, saver, stepper)
+    except (StoreError, DiskError) as error:
+        # Other processes wait for this one inside a step; and what was begun ahead is in the weights, but not counted.
+        if run.world.size > 1 or stepper.is_ahead:
+            raise
+        failure = error
+        run.tell("event", message=f"stopping after step {progress.step} of {run.config.num_steps}: {error.message}")
+    checkpoint = saver.finish(run, progress, protected=_kept(run, progress))
+    if failure is not None:
+        raise failure
+    return checkpoint
+
+
+def _take_steps(run: Run, progress: Progress, saver: Saver, stepper: Stepper) -> None:
+    """The steps, and what is due between them and after the last."""
     config = run.config
     first_step = progress.step
-    stepper = Stepper(run)
     _look(run, progress)  # what the stop before a resume left undone at this very step
     while stepper.is_ahead or (progress.stop_reason is None and not _is_over(run, progress, first_step)):
         step = stepper.step(progress.step, may_run_ahead=_may_run_ahead(run, progress, first_step, stepper.position))
@@ -227,7 +246,6 @@ def _train_steps(run: Run, progress: Progress, saver: Saver) -> Checkpoint | Non
     else:
         reason = _stop_cause(run, progress, first_step)
         run.tell("event", message=f"stopping after step {progress.step} of {config.num_steps}: {reason}")
-    return saver.finish(run, progress, protected=_kept(run, progress))
 
 
 def _may_run_ahead(run: Run, progress: Progress, first_step: int, position: int) -> bool:

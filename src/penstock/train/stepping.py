@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from penstock.errors import DiskError, StoreError
 from penstock.train.config import DEFAULT_DECAY_RATIO, TrainConfig
 from penstock.train.distributed import whole_norm
 from penstock.train.memory import add_gradients_within_memory
@@ -68,6 +69,7 @@ class Stepper:
         self._run = run
         self._can_run_ahead = can_run_ahead(run)
         self._ahead: _Queued | None = None
+        self._failure: StoreError | DiskError | None = None  # to get the batch after the step returned last
         self._under_way: torch.cuda.Event | None = None  # the end of the step queued last
         self._settled_at = 0.0
         self._position = run.loader.position
@@ -85,10 +87,16 @@ class Stepper:
     def step(self, number: int, *, may_run_ahead: bool) -> Step | None:
         """Step `number`, counted from 0, done; with `may_run_ahead` the one after it is under way. None where the run
         is to stop before there is a batch."""
-        queued = self._ahead or self._queue(number)
+        if self._failure is not None:
+            raise self._failure
+        queued, self._ahead = self._ahead or self._queue(number), None
         if queued is None:
             return None
-        self._ahead = self._queue(number + 1) if self._can_run_ahead and may_run_ahead else None
+        if self._can_run_ahead and may_run_ahead:
+            try:
+                self._ahead = self._queue(number + 1)
+            except (StoreError, DiskError) as error:  # of the batch: this step is done all the same
+                self._failure = error
         return self._settled(queued)
 
     def _queue(self, number: int) -> _Queued | None:
