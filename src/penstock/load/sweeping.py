@@ -205,9 +205,8 @@ class _Sweep:
         if self._failures:
             raise self._failures[0]
         if self._is_interrupted():
-            self._failures.append(
-                Cancelled()
-            )  # who is still at a request sees that too when nothing interrupts any more
+            # Noted down: who is still at a request has to see it when nothing interrupts any more.
+            self._failures.append(Cancelled())
             raise Cancelled
 
     def _wait(self, threads: Sequence[threading.Thread]) -> None:
