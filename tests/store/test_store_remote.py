@@ -12,6 +12,7 @@ import http.server
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -39,7 +40,7 @@ from penstock.load import Loader
 from penstock.pack import make_plan
 from penstock.pack.mixture import make_mixture
 from penstock.store import Store, mirror, objects, open_store
-from penstock.store.layout import SEGMENTS
+from penstock.store.layout import MANIFESTS, SEGMENTS
 from penstock.store.objects import ObjectFolder
 from penstock.store.pushing import push
 from penstock.store.remote import RemoteStore, examine_remote, open_remote
@@ -364,6 +365,44 @@ def test_leftovers_of_a_killed_fetch_go(url: str, scratch: Path) -> None:
         leftover.write_bytes(b"half")
         store.segment(1)
         assert not leftover.exists()
+
+
+KILLED = """
+    import os, signal, sys
+    from penstock import fs
+    from penstock.store import open_store
+    def kill(operation, path):
+        if operation == "rename" and f"/{sys.argv[2]}/" in path:
+            os.kill(os.getpid(), signal.SIGKILL)
+    fs.before_operation = kill
+    store = open_store(sys.argv[1])
+    store.tokenizer()
+    store.segment(0)
+"""
+
+
+@pytest.mark.parametrize("folder", [MANIFESTS, "index", "tokenizers", SEGMENTS])
+def test_what_a_kill_leaves_goes_when_the_store_is_opened_next(url: str, folder: str) -> None:
+    with open_store(url) as store:
+        copy = store.path
+    shutil.rmtree(copy)
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), url, folder], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path for path in copy.rglob("*") if fs.is_temporary(path)]
+    mirror.Mirror(url)
+    assert not [path for path in copy.rglob("*") if fs.is_temporary(path)]
+
+
+def test_what_another_fetches_stays_when_the_store_is_opened(url: str) -> None:
+    with open_store(url) as store:
+        entry = store.manifest.index[0]
+        coming = store.path / f"{entry.name}.tmp-999999-0123abcd"
+    with mirror.Mirror(url)._locked(entry.name):
+        coming.write_bytes(b"half")
+        mirror.Mirror(url)
+        assert coming.exists()
+    mirror.Mirror(url)
+    assert not coming.exists()
 
 
 # Damage and failures
