@@ -18,7 +18,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,7 @@ from penstock.store.layout import MANIFESTS, SEGMENTS
 from penstock.store.objects import ObjectFolder
 from penstock.store.pushing import push
 from penstock.store.remote import RemoteStore, examine_remote, open_remote
+from penstock.store.verification import Examination
 
 from . import samples
 
@@ -297,7 +298,7 @@ def test_what_arrives_while_room_is_looked_for_takes_its_room(
 
     for name in ("_cached", "_arriving"):
         monkeypatch.setattr(mirror.Mirror, name, then_comes(getattr(mirror.Mirror, name)))
-    os.close(other.fetch_segment(second, release=lambda: False))
+    mirror.unlock(other.fetch_segment(second, release=lambda: False))
     assert sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
 
 
@@ -715,6 +716,65 @@ def test_a_fork_during_a_visit_does_not_go_on_with_it(url: str) -> None:
             os.close(write)
             os.close(read)
             os.waitpid(child, 0)
+
+
+@contextlib.contextmanager
+def sleeping_fork() -> Iterator[None]:
+    """A forked process that lives as long as the block."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def is_kept(store: RemoteStore, number: int) -> bool:
+    """Whether anybody keeps the file of a segment."""
+    lock = store.path / mirror.LOCKS / f"use:{store.manifest.segments[number].name}.tokens"
+    with mirror._flock_if_free(lock) as descriptor:
+        return descriptor is None
+
+
+@pytest.mark.parametrize("give_back", [RemoteStore.close, RemoteStore._release_one])
+def test_a_fork_does_not_keep_what_its_parent_let_go_of(url: str, give_back: Callable[[RemoteStore], Any]) -> None:
+    """The disk would pass its bound as long as the child lives."""
+    with open_remote(url) as store:
+        store.segment(0)
+        with sleeping_fork():
+            assert is_kept(store, 0)
+            give_back(store)
+            assert not is_kept(store, 0)
+
+
+@pytest.mark.parametrize("give_back", [RemoteStore.close, RemoteStore._release_one])
+def test_a_fork_that_lets_go_leaves_what_its_parent_keeps(url: str, give_back: Callable[[RemoteStore], Any]) -> None:
+    with open_remote(url) as store:
+        store.segment(0)
+        process = multiprocessing.get_context("fork").Process(target=give_back, args=(store,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert is_kept(store, 0)
+
+
+def test_a_fork_while_a_segment_is_examined_does_not_keep_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_remote(url) as store, contextlib.ExitStack() as forks:
+        examined = Examination.examined
+
+        def forked_meanwhile(self: Examination, *arguments: Any) -> Any:
+            forks.enter_context(sleeping_fork())
+            return examined(self, *arguments)
+
+        monkeypatch.setattr(Examination, "examined", forked_meanwhile)
+        assert not examine_remote(url).problems
+        assert not [number for number in range(len(store.manifest.segments)) if is_kept(store, number)]
 
 
 def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> None:

@@ -134,7 +134,7 @@ class Mirror:
     def fetch_segment(
         self, entry: SegmentEntry, *, release: Check, is_visit: bool = False, is_cancelled: Check = lambda: False
     ) -> int:
-        """Fetches a segment unless it is here; returns a lock that keeps it here until `os.close`; of a visit `unlock`.
+        """Fetches a segment unless it is here; returns a lock that keeps it here until `unlock`.
 
         Args:
             entry: the segment.
