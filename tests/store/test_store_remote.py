@@ -531,6 +531,14 @@ def test_full_disk_is_a_disk_error(url: str, monkeypatch: pytest.MonkeyPatch) ->
         store.segment(0)
 
 
+def test_a_copy_removed_under_a_reader_is_a_disk_error(url: str) -> None:
+    with open_store(url) as store:
+        shutil.rmtree(store.path)
+        with pytest.raises(DiskError, match=rf"{store.path}.* failed: No such file") as caught:
+            store.present(range(3))
+        assert "open the store again" in caught.value.hint
+
+
 def test_addresses_that_are_refused(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="s33:// is no kind of address"):
         open_store("s33://bucket/store")

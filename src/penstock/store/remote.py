@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import fs
 from penstock.errors import DamagedStoreError, NotAStoreError, PenstockError, StoreError
 from penstock.store.layout import SEGMENTS, FileEntry, Manifest, SegmentEntry
 from penstock.store.mirror import Cancelled, Mirror, blocks_entry, unlock
@@ -104,7 +105,9 @@ class RemoteStore(Store):
     def present(self, numbers: Container[int]) -> list[int]:
         """See `Store`: those in the local copy."""
         known = self._numbers_by_file
-        names = [entry.name for entry in (self.path / SEGMENTS).iterdir()]
+        again = "open the store again, and what is missing is fetched"
+        with fs.fail_as_disk_error("reading the cache of a remote store", again=again):
+            names = [entry.name for entry in (self.path / SEGMENTS).iterdir()]
         return [known[name] for name in names if known.get(name) in numbers]
 
     @cached_property
