@@ -236,6 +236,15 @@ def test_words_that_cannot_be_read(word: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mix", "epochs"),
+    [(["code=1,code=2"], []), (["code=1", "code=1"], []), (["src/**=2", "src/**=2"], []), ([], ["code=1", "code=2"])],
+)
+def test_a_name_twice_is_refused(code: Store, mix: list[str], epochs: list[str]) -> None:
+    with pytest.raises(PlanError, match=r"'(code|src/\*\*)' twice, with [12] and [12]"):
+        make_mixture({"code": code}, mix, epochs=epochs, seq_len=50)
+
+
+@pytest.mark.parametrize(
     ("mix", "options"),
     [
         (["nothing/**=2"], {}),

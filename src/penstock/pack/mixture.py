@@ -247,9 +247,9 @@ def parse_mix(words: Sequence[str], *, option: str = "--mix") -> list[MixRule]:
     """`NAME=NUMBER` words; several may stand in one, with commas between.
 
     Raises:
-        PlanError: a word has no number, or one that is no weight.
+        PlanError: a word has no number, or one that is no weight; or two have one name.
     """
-    rules = []
+    rules: dict[str, MixRule] = {}
     for word in (part for text in words for part in text.split(",")):
         name, equals, text = word.rpartition("=")
         try:
@@ -262,8 +262,14 @@ def parse_mix(words: Sequence[str], *, option: str = "--mix") -> list[MixRule]:
                 f"{MOST_WEIGHT:.0f}",
                 hint=f"for example {option} 'src/**=3' {option} 'docs/**=0.3'",
             )
-        rules.append(MixRule(name=name.strip(), weight=weight))
-    return rules
+        rule = MixRule(name=name.strip(), weight=weight)
+        if earlier := rules.get(rule.name):
+            raise PlanError(
+                f"{option} names {rule.name!r} twice, with {earlier.weight:g} and {weight:g}",
+                hint="name it once, with the number that is meant",
+            )
+        rules[rule.name] = rule
+    return list(rules.values())
 
 
 def make_mixture(
