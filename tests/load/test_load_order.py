@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable
 from typing import Any
@@ -333,6 +334,38 @@ def test_orders_by_name(sample: Callable[[str], Sample]) -> None:
     ]:
         with pytest.raises(ConfigError, match=message):
             order_named(name, plan, seed=0, ranks=ranks_given)
+
+
+ORDERS: dict[str, Callable[[Any], Order]] = {
+    "shuffle": lambda seed: Shuffled(num_rows=3, seed=seed),
+    "group_by_length": lambda seed: GroupedByLength([1, 2, 3], seed=seed),
+    "curriculum": lambda seed: Curriculum([1, 2, 3], seed=seed),
+    "segments": lambda seed: BySegments([0, 0, 1], seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_a_seed_of_more_than_64_bits_or_no_whole_number_is_refused(name: str) -> None:
+    for seed in (-(2**63), 0, 2**64 - 1):
+        assert sorted(ORDERS[name](seed).rows_at(0, 3)) == [0, 1, 2]
+    for impossible in (-(2**63) - 1, 2**64, 1.5, None, "7", True):
+        with pytest.raises(ConfigError, match=f"seed {impossible!r}"):
+            ORDERS[name](impossible)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_a_loader_refuses_an_impossible_seed_in_any_order(sample: Callable[[str], Sample], shuffle: bool) -> None:
+    plan = plan_concat(sample("letters").store, seq_len=16)
+    with pytest.raises(ConfigError, match=r"seed 1.5"):
+        Loader(plan, batch_rows=2, seed=1.5, shuffle=shuffle)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("count", [2.5, math.nan, math.inf, "8", None, True, 0])
+def test_what_counts_segments_or_rows_is_a_whole_number(count: Any) -> None:
+    with pytest.raises(ConfigError, match=f"a window of {count!r} segments"):
+        BySegments([0, 0, 1], seed=3, window_segments=count)
+    with pytest.raises(ConfigError, match=f"a group of {count!r} rows"):
+        GroupedByLength([1, 2, 3], seed=3, group_rows=count)
 
 
 def test_a_state_of_another_order_is_refused(sample: Callable[[str], Sample]) -> None:

@@ -360,6 +360,15 @@ def test_a_malformed_state_is_refused(sample: Samples, changes: dict[str, Any]) 
         assert loader.position == 8
 
 
+@pytest.mark.parametrize("position", [2**62 + 1, 10**19, 10**30])
+def test_a_position_beyond_the_last_is_refused_with_both_numbers(sample: Samples, position: int) -> None:
+    with other_loader(sample, "nothing") as loader:
+        loader.load_state_dict({**loader.state_dict(), "position": 2**62})
+        assert next(loader).position == 2**62
+        with pytest.raises(ResumeError, match=rf"{position}.*{2**62}"):
+            loader.load_state_dict({**loader.state_dict(), "position": position})
+
+
 @pytest.mark.parametrize("state", [{}, None, [], "position", 7])
 def test_what_is_no_state_at_all_is_refused(sample: Samples, state: Any) -> None:
     with other_loader(sample, "nothing") as loader, pytest.raises(ResumeError):

@@ -191,6 +191,27 @@ def test_figures_of_a_mixture(code: Store) -> None:
         assert one["passes_per_epoch"] == one["weight"]
 
 
+@pytest.mark.parametrize("temperature", [1, 2])
+@pytest.mark.parametrize("passes", ["0", "0.001"])  # of some tens of rows that is none
+def test_a_source_that_never_gives_a_row_has_no_share(code: Store, temperature: float, passes: str) -> None:
+    words = ["src/**=3", "docs/**=2"]
+    mixture = make_mixture({"code": code}, words, epochs=[f"src/**={passes}"], seq_len=50, temperature=temperature)
+    without = make_mixture({"code": code}, ["src/**=0", "docs/**=2"], seq_len=50, temperature=temperature)
+    assert mixture.epoch_rows == without.epoch_rows
+    facts, expected = mixture.describe(), without.describe()
+    assert facts["epoch_rows"] == expected["epoch_rows"]
+    for figure in ("share", "passes_per_epoch", "rows_per_epoch"):
+        assert [one[figure] for one in facts["mix"]] == [one[figure] for one in expected["mix"]]
+    given = {int(source) for source, _, _ in mixture.schedule().runs(0, 3 * mixture.epoch_rows)}
+    assert given == {number for number, one in enumerate(facts["mix"]) if one["share"] > 0}
+
+
+def test_a_saved_position_of_a_mixture_fits_whatever_its_epochs_show(code: Store) -> None:
+    """The stages of a saved state hold weights as they were given."""
+    mixture = make_mixture({"code": code}, ["src/**=3"], epochs=["src/**=0"], seq_len=50)
+    assert mixture.schedule().stages[0].weights == (3.0, 1.0)
+
+
 def test_temperature_makes_sources_alike(code: Store) -> None:
     flat = make_mixture({"code": code}, ["src/**=1", "docs/**=1"], seq_len=50)
     warm = make_mixture({"code": code}, ["src/**=1", "docs/**=1"], seq_len=50, temperature=2)
@@ -236,6 +257,15 @@ def test_words_that_cannot_be_read(word: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("mix", "epochs"),
+    [(["code=1,code=2"], []), (["code=1", "code=1"], []), (["src/**=2", "src/**=2"], []), ([], ["code=1", "code=2"])],
+)
+def test_a_name_twice_is_refused(code: Store, mix: list[str], epochs: list[str]) -> None:
+    with pytest.raises(PlanError, match=r"'(code|src/\*\*)' twice, with [12] and [12]"):
+        make_mixture({"code": code}, mix, epochs=epochs, seq_len=50)
+
+
+@pytest.mark.parametrize(
     ("mix", "options"),
     [
         (["nothing/**=2"], {}),
@@ -245,6 +275,8 @@ def test_words_that_cannot_be_read(word: str) -> None:
         ([], {"temperature": 0}),
         ([], {"temperature": float("nan")}),
         ([], {"epochs": ["nowhere=1"]}),
+        ([], {"epochs": ["code=0"]}),
+        (["src/**=0"], {"epochs": ["rest=0"]}),
         ([], {"split": "nowhere"}),
         (["src/**=2", "[=1"], {}),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,19 @@ def test_what_cannot_be_is_refused_with_the_way_out(store_of: StoreOf, policy: s
             make_plan(store, policy="bestfit", seq_len=4)
         assert error.value.hint is not None
         assert error.value.hint.startswith("known: best-fit")
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seq_len", [1.5, math.nan, "128", None, True, 0, -4])
+def test_a_length_that_is_no_whole_number_is_refused(store_of: StoreOf, policy: str, seq_len: Any) -> None:
+    with store_of([3, 4]) as store, pytest.raises(PlanError, match=f"a row of {seq_len!r} tokens"):
+        make_plan(store, policy=policy, seq_len=seq_len)
+
+
+@pytest.mark.parametrize("overlap", [1.5, "2", None])
+def test_an_overlap_that_is_no_whole_number_is_refused(store_of: StoreOf, overlap: Any) -> None:
+    with store_of([3, 4]) as store, pytest.raises(PlanError, match=f"overlap by {overlap!r}"):
+        make_plan(store, policy="windows", seq_len=4, overlap=overlap)
 
 
 def test_some_documents_can_be_planned_apart(store_of: StoreOf) -> None:

@@ -12,12 +12,13 @@ import http.server
 import multiprocessing
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,11 @@ from penstock.load import Loader
 from penstock.pack import make_plan
 from penstock.pack.mixture import make_mixture
 from penstock.store import Store, mirror, objects, open_store
-from penstock.store.layout import SEGMENTS
+from penstock.store.layout import MANIFESTS, SEGMENTS
 from penstock.store.objects import ObjectFolder
 from penstock.store.pushing import push
 from penstock.store.remote import RemoteStore, examine_remote, open_remote
+from penstock.store.verification import Examination
 
 from . import samples
 
@@ -296,7 +298,7 @@ def test_what_arrives_while_room_is_looked_for_takes_its_room(
 
     for name in ("_cached", "_arriving"):
         monkeypatch.setattr(mirror.Mirror, name, then_comes(getattr(mirror.Mirror, name)))
-    os.close(other.fetch_segment(second, release=lambda: False))
+    mirror.unlock(other.fetch_segment(second, release=lambda: False))
     assert sum(path.stat().st_size for path in cached_segments(scratch)) <= bound
 
 
@@ -364,6 +366,44 @@ def test_leftovers_of_a_killed_fetch_go(url: str, scratch: Path) -> None:
         leftover.write_bytes(b"half")
         store.segment(1)
         assert not leftover.exists()
+
+
+KILLED = """
+    import os, signal, sys
+    from penstock import fs
+    from penstock.store import open_store
+    def kill(operation, path):
+        if operation == "rename" and f"/{sys.argv[2]}/" in path:
+            os.kill(os.getpid(), signal.SIGKILL)
+    fs.before_operation = kill
+    store = open_store(sys.argv[1])
+    store.tokenizer()
+    store.segment(0)
+"""
+
+
+@pytest.mark.parametrize("folder", [MANIFESTS, "index", "tokenizers", SEGMENTS])
+def test_what_a_kill_leaves_goes_when_the_store_is_opened_next(url: str, folder: str) -> None:
+    with open_store(url) as store:
+        copy = store.path
+    shutil.rmtree(copy)
+    killed = subprocess.run([sys.executable, "-c", textwrap.dedent(KILLED), url, folder], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert [path for path in copy.rglob("*") if fs.is_temporary(path)]
+    mirror.Mirror(url)
+    assert not [path for path in copy.rglob("*") if fs.is_temporary(path)]
+
+
+def test_what_another_fetches_stays_when_the_store_is_opened(url: str) -> None:
+    with open_store(url) as store:
+        entry = store.manifest.index[0]
+        coming = store.path / f"{entry.name}.tmp-999999-0123abcd"
+    with mirror.Mirror(url)._locked(entry.name):
+        coming.write_bytes(b"half")
+        mirror.Mirror(url)
+        assert coming.exists()
+    mirror.Mirror(url)
+    assert not coming.exists()
 
 
 # Damage and failures
@@ -489,6 +529,14 @@ def test_full_disk_is_a_disk_error(url: str, monkeypatch: pytest.MonkeyPatch) ->
             store.segment(0)
         monkeypatch.setattr(fs, "before_operation", None)
         store.segment(0)
+
+
+def test_a_copy_removed_under_a_reader_is_a_disk_error(url: str) -> None:
+    with open_store(url) as store:
+        shutil.rmtree(store.path)
+        with pytest.raises(DiskError, match=rf"{store.path}.* failed: No such file") as caught:
+            store.present(range(3))
+        assert "open the store again" in caught.value.hint
 
 
 def test_addresses_that_are_refused(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -676,6 +724,65 @@ def test_a_fork_during_a_visit_does_not_go_on_with_it(url: str) -> None:
             os.close(write)
             os.close(read)
             os.waitpid(child, 0)
+
+
+@contextlib.contextmanager
+def sleeping_fork() -> Iterator[None]:
+    """A forked process that lives as long as the block."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)
+        os._exit(0)
+    try:
+        yield
+    finally:
+        os.close(write)
+        os.close(read)
+        os.waitpid(child, 0)
+
+
+def is_kept(store: RemoteStore, number: int) -> bool:
+    """Whether anybody keeps the file of a segment."""
+    lock = store.path / mirror.LOCKS / f"use:{store.manifest.segments[number].name}.tokens"
+    with mirror._flock_if_free(lock) as descriptor:
+        return descriptor is None
+
+
+@pytest.mark.parametrize("give_back", [RemoteStore.close, RemoteStore._release_one])
+def test_a_fork_does_not_keep_what_its_parent_let_go_of(url: str, give_back: Callable[[RemoteStore], Any]) -> None:
+    """The disk would pass its bound as long as the child lives."""
+    with open_remote(url) as store:
+        store.segment(0)
+        with sleeping_fork():
+            assert is_kept(store, 0)
+            give_back(store)
+            assert not is_kept(store, 0)
+
+
+@pytest.mark.parametrize("give_back", [RemoteStore.close, RemoteStore._release_one])
+def test_a_fork_that_lets_go_leaves_what_its_parent_keeps(url: str, give_back: Callable[[RemoteStore], Any]) -> None:
+    with open_remote(url) as store:
+        store.segment(0)
+        process = multiprocessing.get_context("fork").Process(target=give_back, args=(store,))
+        process.start()
+        process.join(60)
+        assert process.exitcode == 0
+        assert is_kept(store, 0)
+
+
+def test_a_fork_while_a_segment_is_examined_does_not_keep_it(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_remote(url) as store, contextlib.ExitStack() as forks:
+        examined = Examination.examined
+
+        def forked_meanwhile(self: Examination, *arguments: Any) -> Any:
+            forks.enter_context(sleeping_fork())
+            return examined(self, *arguments)
+
+        monkeypatch.setattr(Examination, "examined", forked_meanwhile)
+        assert not examine_remote(url).problems
+        assert not [number for number in range(len(store.manifest.segments)) if is_kept(store, number)]
 
 
 def test_a_fork_while_another_thread_opens_a_segment_can_open_it(url: str) -> None:

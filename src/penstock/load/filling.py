@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from penstock.errors import ConfigError
 from penstock.load.gather import Allocate, Batch, Gatherer, Layout, StretchBuffer
-from penstock.load.order import InBlocks, Order, Sequential, Shuffled
+from penstock.load.order import InBlocks, Order, Sequential, Shuffled, refuse_seed
 from penstock.load.state import check_identity_size
 from penstock.load.sweeping import SweepingCopier
 from penstock.load.transforms import Transform, row_keys
@@ -53,6 +53,7 @@ class Filler:
                 f"the order is one of {order.num_rows} rows, the plan has {plan.num_rows}",
                 hint="make the order for this plan",
             )
+        refuse_seed(seed)  # also of transforms alone
         computed = Shuffled(num_rows=plan.num_rows, seed=seed) if shuffle else Sequential(num_rows=plan.num_rows)
         self.plan, self.seed = plan, seed
         self.order: Order = InBlocks(computed if order is None else order)

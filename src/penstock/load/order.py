@@ -21,6 +21,7 @@ import numpy.typing as npt
 from penstock.errors import ConfigError, nearest_first
 from penstock.hashing import strong_hash
 from penstock.pack import Plan
+from penstock.pack.plan import is_whole_number
 
 __all__ = [
     "WINDOW_SEGMENTS",
@@ -34,6 +35,7 @@ __all__ = [
     "mixed_words",
     "order_named",
     "permuted",
+    "refuse_seed",
     "row_lengths",
     "row_segments",
     "rows_at",
@@ -178,6 +180,9 @@ class Shuffled:
     num_rows: int
     seed: int
 
+    def __post_init__(self) -> None:
+        refuse_seed(self.seed)
+
     @property
     def identity(self) -> dict[str, Any]:
         """See `Order`."""
@@ -238,8 +243,9 @@ class GroupedByLength:
 
     def __init__(self, lengths: npt.ArrayLike, *, seed: int, group_rows: int = 2048) -> None:
         self._lengths = _rank_array(lengths, "lengths")
-        if group_rows < 1:
-            raise ConfigError(f"a group of {group_rows} rows is impossible", hint="choose some tens of batches")
+        refuse_seed(seed)
+        if not is_whole_number(group_rows) or group_rows < 1:
+            raise ConfigError(f"a group of {group_rows!r} rows is impossible", hint="choose some tens of batches")
         self.seed, self.group_rows = seed, group_rows
         self._digest = digest_of_ranks(self._lengths)
         self._groups: dict[tuple[int, int], Rows] = {}
@@ -288,6 +294,7 @@ class Curriculum:
 
     def __init__(self, ranks: npt.ArrayLike, *, seed: int) -> None:
         checked = _rank_array(ranks, "ranks")
+        refuse_seed(seed)
         self.seed = seed
         self._digest = digest_of_ranks(checked)
         drawn = permuted(np.arange(len(checked)), size=len(checked), seed=seed, pass_number=0)
@@ -333,9 +340,10 @@ class BySegments:
 
     def __init__(self, segments: npt.ArrayLike, *, seed: int, window_segments: int = WINDOW_SEGMENTS) -> None:
         numbers = _rank_array(segments, "segments")
-        if window_segments < 1:
+        refuse_seed(seed)
+        if not is_whole_number(window_segments) or window_segments < 1:
             raise ConfigError(
-                f"a window of {window_segments} segments is impossible", hint="choose 1 or more, 8 as a rule"
+                f"a window of {window_segments!r} segments is impossible", hint="choose 1 or more, 8 as a rule"
             )
         self.seed, self.window_segments = seed, window_segments
         self._digest = digest_of_ranks(numbers)
@@ -402,6 +410,15 @@ class BySegments:
     def _draw(self, pass_number: int, number: int) -> int:
         """A number of its own for each draw: those of a pass are its windows and, before them, their order."""
         return pass_number * (1 + -(-len(self._run_rows) // self._window_runs)) + number
+
+
+def refuse_seed(seed: int) -> None:
+    """Raises `ConfigError` for a seed that isn't a whole number of 64 bits, with or without sign.
+
+    Of a longer one the rest would count for nothing: two runs of different seeds would have one order.
+    """
+    if not isinstance(seed, int) or isinstance(seed, bool) or not -(2**63) <= seed < 2**64:
+        raise ConfigError(f"the seed {seed!r} is impossible", hint="choose a whole number from 0 to 2^64 - 1")
 
 
 def _rank_array(values: npt.ArrayLike, what: str) -> npt.NDArray[Any]:

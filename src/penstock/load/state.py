@@ -20,6 +20,8 @@ MOST_STATE_BYTES = 4096
 # What a position, the format and a reader's own few numbers take in it.
 ROOM_BESIDE_IDENTITY = 512
 MOST_SHOWN = 200
+# Positions are counted in 64 bits, and a batch goes on from them.
+LAST_POSITION = 2**62
 
 Identity = dict[str, Any]
 
@@ -77,6 +79,11 @@ def _checked(state: Any) -> tuple[int, Identity]:
         or position < 0
     ):
         raise ResumeError("this isn't the saved state of a loader", hint="pass what `state_dict()` returned")
+    if position > LAST_POSITION:
+        raise ResumeError(
+            f"the state's position {position} is beyond {LAST_POSITION}, the last one there is",
+            hint="the state is damaged or was changed by hand: pass what `state_dict()` returned",
+        )
     return position, identity
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from penstock.errors import PlanError, nearest_first
 from penstock.pack.cache import cached_spans, keep_spans
 from penstock.pack.concat import plan_concat
-from penstock.pack.plan import Integers, Plan
+from penstock.pack.plan import Integers, Plan, is_whole_number, refuse_length
 from penstock.pack.spans import plan_spans
 from penstock.store import Store
 
@@ -21,19 +21,20 @@ SECONDS_WORTH_KEEPING = 0.5
 
 
 def checked_policy(policy: str, *, seq_len: int, overlap: int = 0, overlap_loss: bool = False) -> None:
-    """Refuses a policy that isn't known, and an overlap that it has no use for.
+    """Refuses a policy that isn't known, an impossible length, and an overlap that the policy has no use for.
 
     Raises:
         PlanError: with the way out.
     """
+    refuse_length(seq_len)
     if policy not in POLICIES:
         raise PlanError(f"packing {policy!r} isn't known", hint=f"known: {nearest_first(policy, POLICIES)}")
     if policy != "windows" and (overlap or overlap_loss):
         option = f"an overlap of {overlap}" if overlap else "loss on the overlap"
         raise PlanError(f"{option} does nothing in {policy!r}", hint="leave it out, or pack as windows")
-    if not 0 <= overlap < max(seq_len, 1):
+    if not is_whole_number(overlap) or not 0 <= overlap < seq_len:
         raise PlanError(
-            f"windows of {seq_len} tokens can't overlap by {overlap}", hint=f"choose 0 to {seq_len - 1} tokens"
+            f"windows of {seq_len} tokens can't overlap by {overlap!r}", hint=f"choose 0 to {seq_len - 1} tokens"
         )
 
 

@@ -141,8 +141,11 @@ class Mixture:
 
     @cached_property
     def weights(self) -> tuple[float, ...]:
-        """Passes per epoch of each source, the temperature applied; together they fill as many rows as without."""
-        given = [source.weight for source in self.sources]
+        """Passes per epoch of each source, the temperature applied; together they fill as many rows as without. 0 of a
+        source that leaves before its first row."""
+        return self._tempered([0.0 if source.last_row == 0 else source.weight for source in self.sources])
+
+    def _tempered(self, given: Sequence[float]) -> tuple[float, ...]:
         if self.temperature == 1:
             return tuple(given)
         rows = [plan.num_rows for plan in self.plans]
@@ -179,7 +182,9 @@ class Mixture:
 
     def schedule(self) -> Schedule:
         """The mixture's first stage."""
-        return Schedule.begun([p.num_rows for p in self.plans], [s.last_row for s in self.sources], self.weights)
+        # By the weights as given: a schedule knows itself who leaves at once, and saved positions hold these.
+        weights = self._tempered([source.weight for source in self.sources])
+        return Schedule.begun([p.num_rows for p in self.plans], [s.last_row for s in self.sources], weights)
 
     def describe(self) -> dict[str, Any]:
         """The figures that `penstock plan` prints: of each source, and of an epoch."""
@@ -247,9 +252,9 @@ def parse_mix(words: Sequence[str], *, option: str = "--mix") -> list[MixRule]:
     """`NAME=NUMBER` words; several may stand in one, with commas between.
 
     Raises:
-        PlanError: a word has no number, or one that is no weight.
+        PlanError: a word has no number, or one that is no weight; or two have one name.
     """
-    rules = []
+    rules: dict[str, MixRule] = {}
     for word in (part for text in words for part in text.split(",")):
         name, equals, text = word.rpartition("=")
         try:
@@ -262,8 +267,14 @@ def parse_mix(words: Sequence[str], *, option: str = "--mix") -> list[MixRule]:
                 f"{MOST_WEIGHT:.0f}",
                 hint=f"for example {option} 'src/**=3' {option} 'docs/**=0.3'",
             )
-        rules.append(MixRule(name=name.strip(), weight=weight))
-    return rules
+        rule = MixRule(name=name.strip(), weight=weight)
+        if earlier := rules.get(rule.name):
+            raise PlanError(
+                f"{option} names {rule.name!r} twice, with {earlier.weight:g} and {weight:g}",
+                hint="name it once, with the number that is meant",
+            )
+        rules[rule.name] = rule
+    return list(rules.values())
 
 
 def make_mixture(
@@ -320,6 +331,11 @@ def make_mixture(
             )
     if not any(source.weight for source in sources):
         raise PlanError("no source of the mixture has a weight above 0", hint="give one of them a weight")
+    limited = _with_epochs(sources, epochs)
+    if not any(source.weight and source.last_row != 0 for source in limited):
+        raise PlanError(
+            "every source of the mixture leaves before its first row", hint="allow one of them more passes in --epochs"
+        )
     recipe = MixRecipe(
         stores=tuple((name, store.location, store.version) for name, store in stores.items()),
         mix=tuple(mix),
@@ -328,7 +344,7 @@ def make_mixture(
         split=split,
         plan_options=plan_options,
     )
-    return Mixture(sources=_with_epochs(sources, epochs), temperature=temperature, recipe=recipe)
+    return Mixture(sources=limited, temperature=temperature, recipe=recipe)
 
 
 @dataclass(frozen=True, kw_only=True)

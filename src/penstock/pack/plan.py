@@ -24,7 +24,17 @@ from penstock.errors import PlanError
 from penstock.hashing import digest_of
 from penstock.store import Store
 
-__all__ = ["Integers", "Plan", "Spans", "Stretches", "WholeRows", "ranges", "refuse_length", "refuse_too_few"]
+__all__ = [
+    "Integers",
+    "Plan",
+    "Spans",
+    "Stretches",
+    "WholeRows",
+    "is_whole_number",
+    "ranges",
+    "refuse_length",
+    "refuse_too_few",
+]
 
 Integers = npt.NDArray[np.int64]
 
@@ -102,8 +112,16 @@ def ranges(first: Integers, counts: Integers) -> tuple[Integers, Integers]:
 
 def refuse_length(seq_len: int) -> None:
     """Raises `PlanError` for a row length that isn't one, or whose places don't fit 31 bits."""
-    if not 1 <= seq_len <= LONGEST_ROW:
-        raise PlanError(f"a row of {seq_len} tokens is impossible", hint=f"--seq-len must be from 1 to {LONGEST_ROW}")
+    if not is_whole_number(seq_len) or not 1 <= seq_len <= LONGEST_ROW:
+        raise PlanError(
+            f"a row of {seq_len!r} tokens is impossible",
+            hint=f"--seq-len must be a whole number from 1 to {LONGEST_ROW}",
+        )
+
+
+def is_whole_number(value: object) -> bool:
+    """Whether a setting that counts something is a number that can."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def refuse_too_few(num_tokens: int, *, split: str) -> None:

@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -92,6 +92,7 @@ class Mirror:
         with fs.fail_as_disk_error("making the cache of a remote store"):
             for folder in (self.path / MANIFESTS, self.path / SEGMENTS, self.path / LOCKS):
                 fs.make_folder(folder)
+        self._remove_own_leftovers()
         self.cache_bytes = cache_bytes if cache_bytes is not None else self._default_bytes()
 
     def versions(self) -> list[int]:
@@ -133,7 +134,7 @@ class Mirror:
     def fetch_segment(
         self, entry: SegmentEntry, *, release: Check, is_visit: bool = False, is_cancelled: Check = lambda: False
     ) -> int:
-        """Fetches a segment unless it is here; returns a lock that keeps it here until `os.close`; of a visit `unlock`.
+        """Fetches a segment unless it is here; returns a lock that keeps it here until `unlock`.
 
         Args:
             entry: the segment.
@@ -237,7 +238,7 @@ class Mirror:
         the segment to come, whose length takes the room; `spare` names a mirror from which nothing is to go.
         """
         with _flock(self._root / "lock"), fs.fail_as_disk_error("removing from the cache of a remote store"):
-            self._remove_leftovers()
+            _remove_leftovers(self._root.glob(f"*/{SEGMENTS}/*{fs.TEMPORARY_MARK}*"))
             arriving = dict(self._arriving())  # first: what has arrived by the next line is among those
             cached = sorted(self._cached(), key=lambda segment: segment.used)
             sizes = arriving | {segment.path: segment.bytes for segment in cached}
@@ -271,14 +272,13 @@ class Mirror:
                 found = path.stat(follow_symlinks=False)
                 yield _CachedSegment(path=path, bytes=found.st_size, used=found.st_mtime_ns)
 
-    def _remove_leftovers(self) -> None:
-        """Removes what killed processes left; a living one holds the lock of the file that it is fetching."""
-        for path in self._root.glob(f"*/{SEGMENTS}/*{fs.TEMPORARY_MARK}*"):
-            if fs.is_temporary(path):
-                final = path.with_name(path.name.rpartition(fs.TEMPORARY_MARK)[0])
-                with _flock_if_free(_lock_of(final)) as descriptor:
-                    if descriptor is not None:
-                        fs.remove_file(path)
+    def _remove_own_leftovers(self) -> None:
+        """Removes what killed fetches of any file of this store left, also of small ones, for which no room is made."""
+        with fs.fail_as_disk_error("removing from the cache of a remote store"):
+            if found := list(self.path.rglob(f"*{fs.TEMPORARY_MARK}*")):
+                # As who takes room: whoever looks for it meanwhile would take the locks tried here for fetches.
+                with _flock(self._root / "lock"):
+                    _remove_leftovers(found)
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[int]:
@@ -337,6 +337,16 @@ def _remove_if_unused(path: Path) -> _Room | None:
         fs.remove_file(path)
         fs.remove_file(path.with_suffix(".blocks"))
         return None
+
+
+def _remove_leftovers(paths: Iterable[Path]) -> None:
+    """Removes those temporary files that a killed process left; a living one holds the lock of what it is fetching."""
+    for path in paths:
+        if fs.is_temporary(path):
+            final = path.with_name(path.name.rpartition(fs.TEMPORARY_MARK)[0])
+            with _flock_if_free(_lock_of(final)) as descriptor:
+                if descriptor is not None:
+                    fs.remove_file(path)
 
 
 def _shared_lock(path: Path) -> int:

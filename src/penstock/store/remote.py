@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from penstock import fs
 from penstock.errors import DamagedStoreError, NotAStoreError, PenstockError, StoreError
 from penstock.store.layout import SEGMENTS, FileEntry, Manifest, SegmentEntry
 from penstock.store.mirror import Cancelled, Mirror, blocks_entry, unlock
@@ -72,7 +73,7 @@ class RemoteStore(Store):
 
     def __init__(self, mirror: Mirror, version: int) -> None:
         self._mirror = mirror
-        self._kept: dict[int, int] = {}  # segment -> the lock that keeps its file; least recently opened first
+        self._kept: dict[int, _KeptLock] = {}  # of each open segment; least recently opened first
         self._locks: dict[int, threading.RLock] = {}
         self._prefetch: _Prefetch | None = None
         mirror.fetch_manifest(version)
@@ -104,7 +105,9 @@ class RemoteStore(Store):
     def present(self, numbers: Container[int]) -> list[int]:
         """See `Store`: those in the local copy."""
         known = self._numbers_by_file
-        names = [entry.name for entry in (self.path / SEGMENTS).iterdir()]
+        again = "open the store again, and what is missing is fetched"
+        with fs.fail_as_disk_error("reading the cache of a remote store", again=again):
+            names = [entry.name for entry in (self.path / SEGMENTS).iterdir()]
         return [known[name] for name in names if known.get(name) in numbers]
 
     @cached_property
@@ -175,7 +178,7 @@ class RemoteStore(Store):
         self._stop_prefetch()
         super().close()
         for lock in self._kept.values():
-            os.close(lock)
+            lock.give_back()
         self._kept.clear()
 
     def _checked_bytes(self, entry: FileEntry) -> bytes:
@@ -208,9 +211,9 @@ class RemoteStore(Store):
         try:
             segment = super().segment(number)
         except BaseException:
-            os.close(lock)
+            unlock(lock)
             raise
-        self._kept[number] = lock
+        self._kept[number] = _KeptLock(lock)
         return segment
 
     def _release_one(self) -> bool:
@@ -227,7 +230,7 @@ class RemoteStore(Store):
         if lock is None:
             return  # another thread lets go of it, and it may be open anew by now
         self._segments[number] = None
-        os.close(lock)
+        lock.give_back()
 
     def _stop_prefetch(self) -> None:
         if self._prefetch is not None:
@@ -237,6 +240,21 @@ class RemoteStore(Store):
 
 def _folder(entry: FileEntry) -> str:
     return entry.name.rpartition("/")[0]
+
+
+class _KeptLock:
+    """A lock that keeps a segment's file, and the process that took it: one forked from it has the lock as well."""
+
+    def __init__(self, lock: int) -> None:
+        self._lock = lock
+        self._process = os.getpid()
+
+    def give_back(self) -> None:
+        """Gives it back; in a forked process only our part of it, for the one that took it still needs it."""
+        if self._process == os.getpid():
+            unlock(self._lock)
+        else:
+            os.close(self._lock)
 
 
 class _Prefetch:
@@ -359,4 +377,4 @@ class _RemoteExamination(Examination):
         try:
             return super().examined(entry, dtype, ranges)
         finally:
-            os.close(lock)
+            unlock(lock)
