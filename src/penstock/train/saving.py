@@ -79,7 +79,8 @@ def _change_weights(run: Run) -> None:
     rows, before = run.data.rows, run.loader.weights
     if not isinstance(rows, Mixture) or not run.config.names_weights:
         return
-    named = {source.name: weight for source, weight in zip(rows.sources, rows.weights, strict=True)}
+    weights = rows.schedule().stages[-1].weights
+    named = {source.name: weight for source, weight in zip(rows.sources, weights, strict=True)}
     changed = [f"{name} {before[name]:g} to {weight:g}" for name, weight in named.items() if weight != before[name]]
     if changed:
         run.loader.change_weights(named)
