@@ -8,6 +8,8 @@ import os
 import random
 import re
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -319,6 +321,38 @@ def test_a_damaged_row_group_costs_its_own_rows_and_is_counted_once(tmp_path: Pa
     assert "row 40: damaged" in strict_error(path).message
 
 
+FOOTER_DAMAGE = """
+import struct, sys
+from pathlib import Path
+from penstock.errors import InputError
+from penstock.sources import TablesSource
+path, whole = Path(sys.argv[1]), Path(sys.argv[1]).read_bytes()
+footer_bytes = struct.unpack("<i", whole[-8:-4])[0]
+outcomes = []
+for place in range(len(whole) - 8 - footer_bytes, len(whole) - 8):
+    for flipped in (1, 4):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ flipped]) + whole[place + 1 :])
+        source = TablesSource(name="t", location="", files=[(b"", sys.argv[1])])
+        try:
+            texts = [source.read(unit) for unit in source.units(1 << 20)]
+        except InputError:
+            outcomes.append("refused")
+        else:
+            outcomes += [(len(text.documents), text.skips.counts.get("damaged", 0)) for text in texts]
+        source.close()
+assert outcomes.count("refused") > 100, outcomes
+assert {(2, 1), (1, 1), (3, 0)} <= set(outcomes), outcomes  # a row group is lost, or only a column that nobody reads
+"""
+
+
+def test_no_damaged_byte_of_a_parquet_footer_ends_the_process(tmp_path: Path):
+    """Arrow's exceptions about column metadata aren't caught on the way to Python: they abort."""
+    messages = [[{"role": "user", "content": "q"}], None, []]
+    rows = pa.table({"text": ["a", "b", "c"], "messages": messages})
+    pq.write_table(rows, tmp_path / "a.parquet", row_group_size=2)
+    subprocess.run([sys.executable, "-c", FOOTER_DAMAGE, str(tmp_path / "a.parquet")], check=True, timeout=300)
+
+
 def test_an_arrow_stream_cut_short_keeps_its_whole_batches(tmp_path: Path):
     path = tmp_path / "a.arrow"
     rows = table()
@@ -495,9 +529,6 @@ def test_a_units_fingerprint_follows_its_file_and_strictness(tmp_path: Path):
 
 @pytest.mark.torture(lane="F")
 def test_a_line_of_a_gigabyte_costs_bounded_memory(tmp_path: Path):
-    import subprocess
-    import sys
-
     path = tmp_path / "a.jsonl"
     with open(path, "wb") as file:
         file.write(GOOD + b'{"text": "')

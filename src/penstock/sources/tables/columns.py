@@ -91,41 +91,37 @@ def _parquet_pieces(
 ) -> Iterator[Piece]:
     with closing(_OpenParquet(descriptor)) as opened:
         metadata = opened.parquet.metadata
-        sizes = _column_sizes(metadata)
-        heavy = {name for name, total in sizes.items() if total > MAX_FACT_CHARACTERS * max(metadata.num_rows, 1)}
+        heavy = _heavy_columns(opened)
         file = _with_columns(file, opened.parquet.schema_arrow, renderer, named, heavy)
-    row = 0
-    for group in range(metadata.num_row_groups):
-        facts = metadata.row_group(group)
-        size = _group_bytes(facts, set(file.header))
-        parts = 1 if size <= WHOLE_GROUP_UNITS * unit_bytes else min(size // unit_bytes, facts.num_rows)
-        borders = [row + facts.num_rows * part // parts for part in range(parts + 1)]
-        for start, end in itertools.pairwise(borders):
-            if start < end:
-                share = size * (end - start) // facts.num_rows
-                yield Piece(file, start, end, input_bytes=share, group=group, group_row=row)
-        row += facts.num_rows
+        row = 0
+        for group in range(metadata.num_row_groups):
+            facts = metadata.row_group(group)
+            try:
+                size = sum(size for _, size in opened.leaf_bytes(group, names=set(file.header)))
+            except _arrow_errors():
+                size = facts.total_byte_size  # whoever reads the group meets the damage again, and counts it
+            parts = 1 if size <= WHOLE_GROUP_UNITS * unit_bytes else max(1, min(size // unit_bytes, facts.num_rows))
+            borders = [row + facts.num_rows * part // parts for part in range(parts + 1)]
+            for start, end in itertools.pairwise(borders):
+                if start < end:
+                    share = size * (end - start) // facts.num_rows
+                    yield Piece(file, start, end, input_bytes=share, group=group, group_row=row)
+            row += facts.num_rows
 
 
-def _column_sizes(metadata: Any) -> dict[str, int]:
-    """Bytes of each top-level column in the whole file, encoded but not compressed."""
+def _heavy_columns(opened: _OpenParquet) -> set[str]:
+    """Top-level columns whose values are too long for facts, by their average where the footer is whole."""
+    metadata = opened.parquet.metadata
     sizes: dict[str, int] = {}
     for group in range(metadata.num_row_groups):
-        facts = metadata.row_group(group)
-        for number in range(facts.num_columns):
-            column = facts.column(number)
-            name = column.path_in_schema.split(".")[0]
-            sizes[name] = sizes.get(name, 0) + column.total_uncompressed_size
-    return sizes
-
-
-def _group_bytes(group: Any, names: set[str]) -> int:
-    columns = (group.column(number) for number in range(group.num_columns))
-    return sum(
-        column.total_uncompressed_size
-        for column in columns
-        if column.path_in_schema in names or column.path_in_schema.split(".")[0] in names
-    )
+        try:
+            leaves = opened.leaf_bytes(group)
+        except _arrow_errors():
+            continue  # counted as damage by whoever reads a column of it
+        for path, size in leaves:
+            name = path.split(".")[0]
+            sizes[name] = sizes.get(name, 0) + size
+    return {name for name, total in sizes.items() if total > MAX_FACT_CHARACTERS * max(metadata.num_rows, 1)}
 
 
 def _arrow_pieces(
@@ -240,6 +236,27 @@ class _OpenParquet:
         except BaseException:
             self._file.close()
             raise
+        schema = self.parquet.metadata.schema
+        self._leaf_paths = [schema.column(number).path for number in range(len(schema))]
+
+    def leaf_bytes(self, group: int, *, names: set[str] | None = None) -> list[tuple[str, int]]:
+        """(path, bytes) of a row group's columns, encoded but not compressed; of all, or of those with these names.
+
+        Raises:
+            OSError: what the footer says about one of them is damaged.
+        """
+        leaves = {
+            number: path
+            for number, path in enumerate(self._leaf_paths)
+            if names is None or path in names or path.split(".")[0] in names
+        }
+        if not leaves:
+            return []
+        # Damage that `column` below would end the process for is an error to a reader. A batch of no rows opens one for
+        # each column and reads nothing, 4 µs each; `ParquetFile.iter_batches` itself refuses that size.
+        next(self.parquet.reader.iter_batches(0, [group], list(leaves), use_threads=False), None)
+        facts = self.parquet.metadata.row_group(group)
+        return [(path, facts.column(number).total_uncompressed_size) for number, path in leaves.items()]
 
     def close(self) -> None:
         """Closes the duplicate."""
@@ -302,7 +319,7 @@ class BatchCursor:
         columns = list(piece.file.header)
         if piece.file.format == "parquet":
             self._parquet = _OpenParquet(descriptor)
-            self._batches = self._parquet_batches(self._parquet.parquet, piece.group, columns)
+            self._batches = self._parquet_batches(self._parquet, piece.group, columns)
         else:
             self._arrow = _MappedArrow(descriptor)
             self._batches = (batch.select(columns) for batch in self._arrow.batches())
@@ -360,14 +377,17 @@ class BatchCursor:
         self._next_row += batch.num_rows
         return row, batch
 
-    def _parquet_batches(self, parquet: Any, group: int, columns: list[str]) -> Iterator[Any]:
-        facts = parquet.metadata.row_group(group)
-        # By the group's own average, never by the unit's size: where damage shows must not depend on units.
-        average = _group_bytes(facts, set(columns)) // max(facts.num_rows, 1)
-        rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // max(average, 1)))
-        batches = parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
+    def _parquet_batches(self, opened: _OpenParquet, group: int, columns: list[str]) -> Iterator[Any]:
+        num_rows = opened.parquet.metadata.row_group(group).num_rows
         row = self._first_row
         errors = _arrow_errors()
+        try:
+            num_bytes = sum(size for _, size in opened.leaf_bytes(group, names=set(columns)))
+        except errors as error:
+            raise DamagedBatchError(row, _first_line(error)) from None
+        # By the group's own average, never by the unit's size: where damage shows must not depend on units.
+        rows = max(1, min(MAX_BATCH_ROWS, BATCH_BYTES // max(num_bytes // max(num_rows, 1), 1)))
+        batches = opened.parquet.iter_batches(rows, row_groups=[group], columns=columns, use_threads=False)
         while True:
             try:
                 batch = next(batches, None)
@@ -377,8 +397,8 @@ class BatchCursor:
                 break
             yield batch
             row += batch.num_rows
-        if row < self._first_row + facts.num_rows:
-            raise DamagedBatchError(row, f"{facts.num_rows} rows were announced, {row - self._first_row} are there")
+        if row < self._first_row + num_rows:
+            raise DamagedBatchError(row, f"{num_rows} rows were announced, {row - self._first_row} are there")
 
 
 def open_batches(piece: Piece, descriptor: int) -> BatchCursor:
