@@ -136,13 +136,59 @@ def test_long_rows_are_passed_over_without_being_held(tmp_path: Path):
     assert [data is None for data in kept] == [False, True, False, False]
 
 
-def test_an_unclosed_quote_swallows_neither_memory_nor_the_rows_before_it(tmp_path: Path):
-    data = b'text,n\n"a",1\nb,2\n"open,3\n' + b"x,4\n" * 100_000
-    texts, tally = read_all(source_of(written(tmp_path / "a.csv", data), max_document_bytes=1000), 10_000)
-    assert (texts, tally.counts) == ([b"a", b"b"], {"too-large": 1})
-    assert tally.examples == {"too-large": ["t#" + str(data.index(b'"open')).zfill(15)]}
-    short = written(tmp_path / "b.csv", data[:60])
-    assert read_everywhere(short)[1].counts == {"broken-row": 1}
+@pytest.mark.parametrize(("loose", "end"), [(b'"open,3', b""), (b'5" disk,3', b""), (b'5" disk,3', b'6" disk,5')])
+def test_a_loose_quote_before_more_than_a_row_may_hold_is_counted_by_lines(tmp_path: Path, loose: bytes, end: bytes):
+    rest = b"x,4\n" * 100_000 + end
+    data = b'text,n\n"a",1\nb,2\n' + loose + b"\n" + rest
+    path = written(tmp_path / "a.csv", data)
+    texts, tally = read_everywhere(path, max_document_bytes=1000, unit_bytes=10_000)
+    assert (texts, tally.counts) == ([b"a", b"b"], {"broken-row": 1 + len(rest.splitlines())})
+    assert tally.examples == {"broken-row": ["t#" + str(data.index(loose)).zfill(15)]}
+    assert "quote" in strict_error(path, max_document_bytes=1000).message
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz", "tsv"])
+@pytest.mark.parametrize(
+    ("loose", "row"),
+    [(b'"open,3', None), (b'5" disk,3', b'5" disk'), (b'5",3', b'5"'), (b'"x"y",3', None), (b'a,b,"', None)],
+)
+@pytest.mark.parametrize("last", [b"", b'"last",9\n', b'9" disk,9\n', b'"two\nlines",9\n'])
+def test_a_loose_quote_takes_no_other_row_along(
+    tmp_path: Path, ending: str, loose: bytes, row: bytes | None, last: bytes
+):
+    data = b'text,n\n"a ""good"" one",1\n' + loose + b"\n" + b'x,4\n"y, z",5\n\nonly\n\xff,6\n' * 3 + last
+    if ending == "tsv":
+        data, loose = data.replace(b"y, z", b"y").replace(b",", b"\t"), loose.replace(b",", b"\t")
+    path = written(tmp_path / f"a.{ending}", gzip.compress(data) if ending.endswith("gz") else data)
+    texts, tally = read_everywhere(path)
+    between = [b"x", b"y" if ending == "tsv" else b"y, z"] * 3
+    assert [text for text in texts if text in (b'a "good" one', *between)] == [b'a "good" one', *between]
+    assert (row in texts) == (row is not None)
+    assert (f"t#{data.index(loose):015}" in tally.examples["broken-row"]) == (row is None)
+    assert tally.counts["not-utf8"] == 3
+
+
+def test_rows_behind_a_loose_quote_are_found_by_their_keys(tmp_path: Path):
+    path = written(tmp_path / "a.csv", b'text,n\n"open,3\nx,4\ny,5\n')
+    source = source_of(path)
+    (unit,) = source.units(1 << 20)
+    key = source.read(unit).documents[1].key
+    found = source.read(unit, wanted=lambda other: other == key)
+    assert ([document.parts[0].data for document in found.documents], found.skips.counts) == ([b"y"], {})
+
+
+def test_a_quoted_row_of_several_lines_is_one_whatever_else_is_wrong_with_it(tmp_path: Path):
+    for row, reason in (
+        (b'"x,1\ny,2\nz",3,4', "broken-row"),
+        (b'"x,1\ny,2\n\xff",3', "not-utf8"),
+        (b'"x,1\ny,2\n\0",3', "binary"),
+        (b'"x,1\ny,2\r\n",3\r4', "broken-row"),
+    ):
+        texts, tally = read_everywhere(written(tmp_path / "a.csv", b"text,n\ngood,1\n" + row + b"\r\ngood,2\n"))
+        assert (texts, tally.counts) == ([b"good"] * 2, {reason: 1})
+    path = written(tmp_path / "a.csv", b'text,n\n"' + b"x,1\n" * 100_000 + b'",2\ngood,3\n')
+    texts, tally = read_everywhere(path, max_document_bytes=1000, unit_bytes=10_000)
+    assert (texts, tally.counts) == ([b"good"], {"too-large": 1})
 
 
 @pytest.mark.parametrize(

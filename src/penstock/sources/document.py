@@ -92,11 +92,11 @@ class SkipTally:
     examples: dict[str, list[str]] = field(default_factory=dict)
     each: list[tuple[bytes, str]] | None = None
 
-    def add(self, reason: str, key: bytes) -> None:
-        """Counts one document left out."""
+    def add(self, reason: str, key: bytes, *, count: int = 1) -> None:
+        """Counts a document left out, or several that have no key of their own."""
         if self.each is not None:
             self.each.append((key, reason))
-        self.counts[reason] = self.counts.get(reason, 0) + 1
+        self.counts[reason] = self.counts.get(reason, 0) + count
         shown = self.examples.setdefault(reason, [])
         if len(shown) < EXAMPLES_PER_REASON:
             shown.append(printable(key))

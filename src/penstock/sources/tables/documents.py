@@ -187,14 +187,14 @@ class RowDocuments:
             )
         )
 
-    def skip(self, reason: str, number: int, detail: str = "") -> None:
-        """Counts a row, or ends the run."""
+    def skip(self, reason: str, number: int, detail: str = "", *, count: int = 1) -> None:
+        """Counts a row, or several from this one on, or ends the run."""
         if self._strict and reason not in NO_FAULTS:
             raise InputError(
                 f"{printable(self._file_key)}: {self._place} {number}: {reason}{': ' if detail else ''}{detail}",
                 hint="mend the row, or leave out --strict: such rows are then counted and passed over",
             )
-        self._skips.add(reason, self._key_prefix + b"%015d" % number)
+        self._skips.add(reason, self._key_prefix + b"%015d" % number, count=count)
 
     def _identity(self, number: int, data: bytes, columns: Mapping[str, Any]) -> tuple[bytes, bytes, bytes]:
         """Key, group and, where the group needed it, the hash of the content.

@@ -28,6 +28,8 @@ BLOCK_BYTES = 2**20
 # A search takes 0.1 µs, in which this many bytes are compared; so many lines may be shorter than that.
 LONG_LINE_BYTES = 500
 SHORT_LINES = 32
+# What is kept of a record that is too long, to tell what it is; below every limit.
+HEAD_BYTES = 2**16
 # What one unit's chunks, a quarter of its size, may expand to; text expands 3 to 20 times.
 MAX_EXPANDED_BYTES = 512 * 2**20
 
@@ -44,12 +46,54 @@ class Block(NamedTuple):
 
 
 class Record(NamedTuple):
-    """A record without its line end; `data` is None where it is longer than the limit."""
+    """A record without its line end.
+
+    Attributes:
+        position: of its first byte; see `Block`.
+        start: its first byte.
+        end: one past its last.
+        data: the bytes; None where they are more than the limit.
+        head: the first bytes, where there is no data.
+        num_lines: how many it spans, where there is no data.
+        is_closed: whether a quoted one ended before the file did.
+    """
 
     position: int
     start: int
     end: int
     data: bytes | None
+    head: bytes = b""
+    num_lines: int = 1
+    is_closed: bool = True
+
+
+class _OpenRecord:
+    """A record under way; what is longer than the limit is counted but not kept."""
+
+    def __init__(self, position: int, start: int, limit: int) -> None:
+        self._position, self._start, self._limit = position, start, limit
+        self._parts: list[bytes] = []
+        self._num_bytes = self._num_newlines = 0
+        self._ends_line = False
+        self._head = b""
+
+    def add(self, data: bytes) -> None:
+        was_short = self._num_bytes <= self._limit
+        self._num_bytes += len(data)
+        self._num_newlines += data.count(b"\n")
+        self._ends_line = data.endswith(b"\n")
+        if was_short:
+            self._parts.append(data)
+        if was_short and self._num_bytes > self._limit:
+            self._head = b"".join(self._parts)[:HEAD_BYTES]
+            self._parts = []
+
+    def record(self, *, is_closed: bool = True) -> Record:
+        end = self._start + self._num_bytes
+        if self._num_bytes <= self._limit:
+            return Record(self._position, self._start, end, b"".join(self._parts), is_closed=is_closed)
+        num_lines = self._num_newlines + (not self._ends_line)
+        return Record(self._position, self._start, end, None, self._head, num_lines, is_closed)
 
 
 class StreamDamageError(Exception):
@@ -90,22 +134,20 @@ def cut(
         inside: whether the first block begins inside a record, which is somebody else's.
         stop: no record that begins at this offset or later is wanted.
     """
-    begun: tuple[int, int] | None = None  # position and offset of a record that began in an earlier block
-    held: list[bytes] = []
-    held_bytes = 0
+    begun: _OpenRecord | None = None
     for position, base, data in blocks:
         ends, odd_quotes = _row_ends(data, odd_quotes) if quoted else (_line_ends(data), False)
         begin = 0
         for end in ends:
             if inside:
                 inside = False
-            elif begun is not None:
-                held_bytes += end - begin
-                line = b"".join([*held, data[begin:end]]) if held_bytes <= limit else None
-                yield Record(*begun, base + end, line)
-                begun, held, held_bytes = None, [], 0
+            elif begun is None and end - begin <= limit:
+                yield Record(position, base + begin, base + end, data[begin:end])
             else:
-                yield Record(position, base + begin, base + end, data[begin:end] if end - begin <= limit else None)
+                begun = begun or _OpenRecord(position, base + begin, limit)
+                begun.add(data[begin:end])
+                yield begun.record()
+                begun = None
             begin = end + 1
             if stop is not None and base + begin >= stop:
                 return
@@ -113,11 +155,10 @@ def cut(
             if stop is not None and base + len(data) >= stop:
                 return
         elif begin < len(data):
-            begun = begun or (position, base + begin)
-            held_bytes += len(data) - begin
-            held = [*held, data[begin:]] if held_bytes <= limit else []
+            begun = begun or _OpenRecord(position, base + begin, limit)
+            begun.add(data[begin:])
     if begun is not None:
-        yield Record(*begun, begun[1] + held_bytes, b"".join(held) if held_bytes <= limit else None)
+        yield begun.record(is_closed=not odd_quotes)
 
 
 def _line_ends(data: bytes) -> list[int]:

@@ -6,7 +6,8 @@ needs to know whether it begins inside quotes, so `pieces` counts quotes through
 JSONL: a line is an object. A byte order mark, CRLF and blank lines are fine. Reasons: `broken-json`, `not-an-object`,
 `not-utf8` (bytes that aren't, or half of a surrogate pair), `too-large`. Python's NaN and Infinity are taken.
 CSV: RFC 4180 with a header; a row must have as many fields as the header. Reasons: `broken-row`, `binary`, `not-utf8`,
-`too-large`. A quote inside a field that isn't quoted pairs with the next one: rows between them are one `broken-row`.
+`too-large`. A loose quote pairs with the next one, and all between them would be one row; where its quotes make no row,
+each of its lines is taken by itself. One longer than a row may be isn't kept: its lines are counted.
 Compressed: `truncated`, `damaged-stream`, once, after the last whole row.
 """
 
@@ -41,6 +42,12 @@ DELIMITERS = {"csv": ",", "tsv": "\t"}
 COMMON_DELIMITERS = {",", "\t", ";", "|"}
 # Cutting finer than this costs more than it balances.
 SMALLEST_PIECE = 64
+
+UNCLOSED = "a quote that isn't closed"
+CARRIAGE_RETURN = "a carriage return that ends no row; rows end with LF or CR LF"
+
+_Parser = Callable[[bytes], tuple[dict[str, Any] | None, str]]
+"""A row, or the reason why there is none and, after a colon, what is wrong."""
 
 
 def line_limit(max_document_bytes: int) -> int:
@@ -187,21 +194,52 @@ def add_text_rows(file: TableFile, records: Iterator[Record], rows: RowDocuments
     parse = _json_row if file.format == "jsonl" else _csv_parser(file)
     try:
         for record in records:
-            start, line = _without_mark(record) if record.start == 0 else (record.start, record.data)
-            if line is None:
-                if start >= file.header_end:
-                    rows.skip("too-large", start)
-                continue
-            if start < file.header_end or not line or line.isspace() or rows.is_unwanted(start):
-                continue
-            row, detail = parse(line)
-            if row is None:
-                reason, _, detail = detail.partition(": ")
-                rows.skip(reason, start, detail)
-            else:
-                rows.add_row(start, record.end - (line[-1] == 13), row)
+            _add_record(file, record, rows, parse)
     except StreamDamageError as damage:
         rows.skip(damage.reason, damage.offset, damage.detail)
+
+
+def _add_record(file: TableFile, record: Record, rows: RowDocuments, parse: _Parser) -> None:
+    start, line = _without_mark(record) if record.start == 0 else (record.start, record.data)
+    if start < file.header_end:
+        return
+    if line is None:
+        _skip_long(file, record, rows)
+        return
+    may_hold_rows = b"\n" in line  # they have keys of their own
+    if not line or line.isspace() or (not may_hold_rows and rows.is_unwanted(start)):
+        return
+    row, detail = parse(line)
+    if row is None and may_hold_rows and _loose_quote(line, DELIMITERS[file.format]):
+        for part in _lines(record, line):
+            _add_record(file, part, rows, parse)
+    elif may_hold_rows and rows.is_unwanted(start):
+        return
+    elif row is None:
+        reason, _, detail = detail.partition(": ")
+        rows.skip(reason, start, detail)
+    else:
+        rows.add_row(start, record.end - (line[-1] == 13), row)
+
+
+def _skip_long(file: TableFile, record: Record, rows: RowDocuments) -> None:
+    """Counts a record that was not kept: one row, or, where a loose quote made one of them, as many as it has lines."""
+    loose = ""
+    if record.num_lines > 1:
+        loose = _loose_quote(record.head, DELIMITERS[file.format], is_whole=False)
+        loose = loose or ("" if record.is_closed else UNCLOSED)
+    if loose:
+        rows.skip("broken-row", record.start, f"{loose}; {record.num_lines} lines", count=record.num_lines)
+    else:
+        rows.skip("too-large", record.start)
+
+
+def _lines(record: Record, data: bytes) -> Iterator[Record]:
+    """Its lines as records: between its first line and its last each has an even number of quotes, like a row."""
+    start = record.start
+    for line in data.split(b"\n"):
+        yield Record(record.position, start, start + len(line), line)
+        start += len(line) + 1
 
 
 def _without_mark(record: Record) -> tuple[int, Any]:
@@ -240,7 +278,7 @@ def _slow_json(line: bytes, problem: str) -> tuple[Any, str]:
     return row, ""
 
 
-def _csv_parser(file: TableFile) -> Callable[[bytes], tuple[dict[str, Any] | None, str]]:
+def _csv_parser(file: TableFile) -> _Parser:
     header, delimiter = file.header, DELIMITERS[file.format]
 
     def parse(line: bytes) -> tuple[dict[str, Any] | None, str]:
@@ -264,12 +302,39 @@ def _fields(line: bytes, delimiter: str) -> tuple[list[str] | None, str]:
         text = line.decode()
     except UnicodeDecodeError as error:
         return None, f"not-utf8: {error}"
+    try:
+        return _parted(text, delimiter), ""
+    except csv.Error as error:
+        return None, f"broken-row: {_quote_problem(error) or CARRIAGE_RETURN}"
+
+
+def _parted(text: str, delimiter: str) -> list[str]:
     # The limit is the interpreter's, not the reader's, and only ever raised: another thread may be at work.
     if csv.field_size_limit() < len(text):
         csv.field_size_limit(max(len(text), 2**27))
+    return next(csv.reader((text,), delimiter=delimiter, strict=True))
+
+
+def _quote_problem(error: csv.Error) -> str:
+    """What is wrong with a quote; the module's own words are about how its users opened the file."""
+    if "unexpected end" in str(error):
+        return UNCLOSED
+    return "" if "new-line character" in str(error) else str(error)
+
+
+def _loose_quote(data: bytes, delimiter: str, *, is_whole: bool = True) -> str:
+    """What is wrong with the quotes of several lines that would be one row, whatever else is; empty: nothing.
+
+    Args:
+        data: the lines.
+        delimiter: between fields.
+        is_whole: whether all of the row is there.
+    """
+    # Bytes as characters, and neither NUL nor a carriage return in a line: only delimiters, quotes and newlines count.
+    text = data.removesuffix(b"\r").decode("latin-1").replace("\r\n", "\n").translate({0: " ", 13: " "})
     try:
-        return next(csv.reader((text,), delimiter=delimiter, strict=True)), ""
+        _parted(text, delimiter)
     except csv.Error as error:
-        # The module's own words are about how its users opened the file.
-        lone = "new-line character" in str(error)
-        return None, f"broken-row: {'a carriage return that ends no row; rows end with LF or CR LF' if lone else error}"
+        problem = _quote_problem(error) or "a quote in a field that doesn't begin with one"
+        return "" if problem == UNCLOSED and not is_whole else problem
+    return ""
