@@ -387,6 +387,40 @@ def test_every_layout_of_strings_is_read(tmp_path: Path, kind: pa.DataType):
     assert tally.counts == {"no-text": 1, "empty": 1}
 
 
+@pytest.mark.parametrize("storage", [pa.string(), pa.large_string()])
+@pytest.mark.parametrize("ending", ["parquet", "arrow"])
+def test_json_columns_are_columns_of_strings(tmp_path: Path, storage: pa.DataType, ending: str):
+    texts, path = ['{"a": 1}', None, "[]"], tmp_path / f"a.{ending}"
+    column = pa.ExtensionArray.from_storage(pa.json_(storage), pa.array(texts, storage))
+    table = pa.table({"text": column, "more": column})
+    if ending == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.ipc.new_file(path, table.schema) as writer:
+            writer.write_table(table)
+    for options in ({}, {"text_field": "text"}):
+        documents, tally = read_all(source_of(path, **options), 1)
+        assert (contents(documents), tally.counts) == ([b'{"a": 1}', b"[]"], {"no-text": 1})
+        assert [json.loads(document.facts)["more"] for document in documents] == ['{"a": 1}', "[]"]
+
+
+def test_only_a_column_of_bytes_is_said_to_be_text_if_it_is_named(tmp_path: Path):
+    for column, is_named in ((pa.array([b"a"]), True), (pa.array([["a"]]), False), (pa.array([1]), False)):
+        pq.write_table(pa.table({"text": column, "n": [1]}), tmp_path / "a.parquet")
+        with pytest.raises(InputError) as met:
+            read_all(source_of(tmp_path / "a.parquet"))
+        assert ("--text-field text" in (met.value.hint or "")) == is_named
+
+
+def test_a_time_beyond_all_years_is_no_fact(tmp_path: Path):
+    times = pa.array([2**63 - 1, -(2**63) + 1, 0], pa.timestamp("s"))
+    table = pa.table({"text": ["a", "b", "c"], "when": times})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table)
+    documents, _ = read_all(source_of(tmp_path / "a.arrow"))
+    assert [json.loads(document.facts).get("when") for document in documents] == [None, None, "1970-01-01T00:00:00"]
+
+
 @pytest.mark.parametrize(
     ("names", "found"),
     [

@@ -85,12 +85,15 @@ class TextColumn:
             return (self.text_field or TEXT_COLUMNS[0],)
         return (self.column(available, texts=available),)
 
-    def column(self, available: Sequence[str], *, texts: Sequence[str], only: bool = True) -> str:
+    def column(
+        self, available: Sequence[str], *, texts: Sequence[str], binaries: Sequence[str] = (), only: bool = True
+    ) -> str:
         """The column of text.
 
         Args:
             available: all columns, for the message.
             texts: those that hold text.
+            binaries: those whose bytes may be text, if the user says so.
             only: whether the only column of text will do whatever its name.
         """
         if self.text_field is not None:
@@ -108,7 +111,7 @@ class TextColumn:
                 return name if name in same else same[0]
         if only and len(texts) == 1:
             return texts[0]
-        raise _no_text_column(available, texts=texts)
+        raise _no_text_column(available, texts=texts, binaries=binaries)
 
     def parts(self, row: Mapping[str, Any]) -> tuple[Part, ...]:
         """The text as one part."""
@@ -135,10 +138,12 @@ class TextColumn:
         return {"kind": "text", "text_field": self.text_field}
 
 
-def _no_text_column(available: Sequence[str], *, texts: Sequence[str]) -> InputError:
+def _no_text_column(available: Sequence[str], *, texts: Sequence[str], binaries: Sequence[str]) -> InputError:
     """What to say where no column is found by itself, in the order of what helps most."""
     met = "no column has a name that text has" if texts else "no column of strings"
-    others = [column for column in available if column.lower() in TEXT_COLUMNS and column not in texts]
+    others = [
+        column for column in available if column.lower() in TEXT_COLUMNS and column in binaries and column not in texts
+    ]
     hint = "name it with --text-field; found by themselves are " + ", ".join(TEXT_COLUMNS)
     if others:
         hint = f"{others[0]!r} isn't one of strings; if its bytes are UTF-8: --text-field {others[0]}"

@@ -156,10 +156,18 @@ def _row_bytes(batch: Any) -> np.ndarray[Any, Any]:
     return sizes
 
 
+def _storage(array: Any) -> Any:
+    """What an extension type is kept as; any other array as it is."""
+    import pyarrow as pa
+
+    return array.storage if isinstance(array, pa.ExtensionArray) else array
+
+
 def _lengths(array: Any) -> np.ndarray[Any, Any]:
     """Bytes of each value of a column of strings; of damaged ones anything that isn't negative."""
     import pyarrow.types as types
 
+    array = _storage(array)
     lengths: np.ndarray[Any, Any] = np.zeros(len(array), np.int64)
     if types.is_dictionary(array.type):
         of_values, indices = _lengths(array.dictionary), array.indices.fill_null(0).to_numpy()
@@ -183,7 +191,8 @@ def _with_columns(
         if isinstance(renderer, TextColumn):
             is_named = renderer.text_field is not None
             texts = [field.name for field in schema if _is_text(field.type, binary=is_named)]
-            columns: tuple[str, ...] = (renderer.column(names, texts=texts),)
+            binaries = [field.name for field in schema if _is_text(field.type, binary=True)]
+            columns: tuple[str, ...] = (renderer.column(names, texts=texts, binaries=binaries),)
         else:
             columns = renderer.columns(names)
         refuse_missing(names, needed=columns, named=named)
@@ -196,8 +205,11 @@ def _with_columns(
 
 
 def _is_text(kind: Any, *, binary: bool = False) -> bool:
+    import pyarrow as pa
     import pyarrow.types as types
 
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type  # JSON, say, over strings
     if types.is_dictionary(kind):
         kind = kind.value_type
     if types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind):
@@ -446,6 +458,7 @@ def _is_utf8(array: Any) -> bool:
     import pyarrow as pa
     import pyarrow.types as types
 
+    array = _storage(array)
     if not (types.is_string(array.type) or types.is_large_string(array.type)):
         return False
     try:
@@ -528,6 +541,7 @@ def _bytes_of(array: Any) -> list[bytes | None]:
     import pyarrow as pa
     import pyarrow.types as types
 
+    array = _storage(array)
     if types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if types.is_string_view(array.type) or types.is_binary_view(array.type):
@@ -575,7 +589,8 @@ def _values_of(array: Any) -> list[Any]:
         mark = "Z" if array.type.tz else ""
         # The value is UTC whatever the zone; seen without the zone, no table of zones is needed.
         texts = array.view(pa.timestamp(array.type.unit)).cast(pa.string()).to_pylist()
-        return [text.replace(" ", "T") + mark if text is not None else None for text in texts]
+        # A time beyond the years that can be written, which Arrow describes in words, is no fact.
+        return [text.replace(" ", "T") + mark if text is not None and text[0] != "<" else None for text in texts]
     if types.is_date(array.type) or types.is_decimal(array.type):
         return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
     return array.to_pylist()  # type: ignore[no-any-return]
