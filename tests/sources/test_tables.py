@@ -414,11 +414,14 @@ def test_only_a_column_of_bytes_is_said_to_be_text_if_it_is_named(tmp_path: Path
 
 def test_a_time_beyond_all_years_is_no_fact(tmp_path: Path):
     times = pa.array([2**63 - 1, -(2**63) + 1, 0], pa.timestamp("s"))
-    table = pa.table({"text": ["a", "b", "c"], "when": times})
+    days = pa.array([2**31 - 1, -(2**31), 0], pa.date32())
+    table = pa.table({"text": ["a", "b", "c"], "when": times, "day": days})
     with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
         writer.write_table(table)
     documents, _ = read_all(source_of(tmp_path / "a.arrow"))
-    assert [json.loads(document.facts).get("when") for document in documents] == [None, None, "1970-01-01T00:00:00"]
+    facts = [{name: json.loads(document.facts).get(name) for name in ("when", "day")} for document in documents]
+    nothing = {"when": None, "day": None}
+    assert facts == [nothing, nothing, {"when": "1970-01-01T00:00:00", "day": "1970-01-01"}]
 
 
 @pytest.mark.parametrize(

@@ -286,6 +286,15 @@ def test_a_damaged_stream_gives_what_was_whole_and_is_counted_once(tmp_path: Pat
         assert len(set(texts) & set(lines)) > 5
 
 
+@pytest.mark.parametrize("count", [1, 10, 20_000])
+def test_a_wrong_sum_at_the_end_of_a_gzip_stream_costs_no_row_before_it(tmp_path: Path, count: int):
+    packed = bytearray(gzip.compress(GOOD * count))
+    packed[-6] ^= 1
+    texts, tally = read_everywhere(written(tmp_path / "a.jsonl.gz", bytes(packed)))
+    assert (texts, tally.counts) == ([b"good"] * count, {"damaged-stream": 1})
+    assert tally.examples == {"damaged-stream": [f"t#{count * len(GOOD):015}"]}
+
+
 @pytest.mark.parametrize("ending", PACKED)
 def test_what_follows_a_stream_is_padding_or_damage(tmp_path: Path, ending: str):
     packed = PACKED[ending](GOOD)

@@ -588,9 +588,16 @@ def _values_of(array: Any) -> list[Any]:
     if types.is_timestamp(array.type):
         mark = "Z" if array.type.tz else ""
         # The value is UTC whatever the zone; seen without the zone, no table of zones is needed.
-        texts = array.view(pa.timestamp(array.type.unit)).cast(pa.string()).to_pylist()
-        # A time beyond the years that can be written, which Arrow describes in words, is no fact.
-        return [text.replace(" ", "T") + mark if text is not None and text[0] != "<" else None for text in texts]
+        texts = _written(array.view(pa.timestamp(array.type.unit)))
+        return [text.replace(" ", "T") + mark if text is not None else None for text in texts]
     if types.is_date(array.type) or types.is_decimal(array.type):
-        return array.cast(pa.string()).to_pylist()  # type: ignore[no-any-return]
+        return _written(array)
     return array.to_pylist()  # type: ignore[no-any-return]
+
+
+def _written(array: Any) -> list[str | None]:
+    """Values as text; None for a time beyond the years that can be written, of which Arrow says so in its place."""
+    import pyarrow as pa
+
+    texts = array.cast(pa.string()).to_pylist()
+    return [None if text is None or text.startswith("<") else text for text in texts]

@@ -209,10 +209,11 @@ class _Decompressor(Protocol):
 
 
 class _Gunzip:
-    """zlib's decompressor with the interface of the others."""
+    """zlib's decompressor with the interface of the others, and with what a damaged stream held before the damage."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj(wbits=31)
+        self._damage: zlib.error | None = None
         self.needs_input = True
 
     @property
@@ -224,10 +225,30 @@ class _Gunzip:
         return self._stream.unused_data
 
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
-        result = self._stream.decompress(self._stream.unconsumed_tail + data, max_length)
+        """As much as there is; an error once nothing whole is left before it."""
+        if self._damage is not None:
+            raise self._damage
+        before = self._stream.copy()  # 1 µs: an error keeps what was decompressed in the same call to itself
+        data = self._stream.unconsumed_tail + data
+        try:
+            result = self._stream.decompress(data, max_length)
+        except zlib.error as error:
+            self._damage, self.needs_input = error, False
+            return _whole_part(before, data)
         # A full output may hide more of it, even where all input was consumed.
         self.needs_input = len(result) < max_length and not self._stream.unconsumed_tail
         return result
+
+
+def _whole_part(stream: Any, data: bytes) -> bytes:
+    """What comes out before the error that `data` leads to; no more than the call that met it was allowed to return."""
+    whole = []
+    try:
+        for place in range(len(data)):
+            whole.append(stream.decompress(data[place : place + 1]))
+    except zlib.error:
+        return b"".join(whole)
+    raise AssertionError("a stream is damaged or not however it is fed")
 
 
 def _decompressor(compression: str) -> tuple[Callable[[], _Decompressor], tuple[type[Exception], ...]]:
