@@ -36,10 +36,11 @@ def mixture_of(store: Store, weight: float) -> Mixture:
 
 
 def mixed_state(store: Store) -> dict[str, Any]:
-    """Of a mixture after some batches; another weight goes on from it with a stage of its own."""
+    """Of a mixture after some batches and a change of weights."""
     with MixedLoader(mixture_of(store, 3), batch_rows=BATCH_ROWS, seed=SEED) as loader:
         for _ in range(STOP):
             next(loader)
+        loader.change_weights({name: 1 + weight for name, weight in loader.weights.items() if weight > 1})
         return loader.state_dict()
 
 

@@ -67,7 +67,7 @@ def assert_streams_equal(arrays: dict[str, Any], wanted: dict[str, Any]) -> None
 
 
 def assert_mixtures_equal(told: dict[str, Any], one: Sample) -> None:
-    """A mixture's stream goes on in the framework, from a state and with other weights, as in `MixedLoader`."""
+    """A mixture's stream goes on in the framework, from a state with changed weights, as in `MixedLoader`."""
     with MixedLoader(mixture_of(one.store, 0.5), batch_rows=BATCH_ROWS, seed=SEED) as loader:
         loader.load_state_dict(mixed_state(one.store))
         assert told["mixed"] == [next(loader).tokens[:, :-1].tolist() for _ in range(STOP)]

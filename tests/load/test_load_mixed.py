@@ -267,7 +267,7 @@ def test_resume_at_every_state(sample: Samples, prefetch: int | None) -> None:
             for _ in range(2):  # and once more, from where that ended
                 again.load_state_dict(json.loads(state))
                 assert [copied(batch) for batch in batches(again, upto - step)] == expected[step:upto]
-                again.change_weights({"letters": 7})
+                again.change_weights({"letters:rest": 7})
 
 
 def test_other_weights_after_a_resume_are_appended(sample: Samples) -> None:

@@ -74,11 +74,15 @@ def test_items_asked_for_in_order_are_that_stream_too(sample: Samples, workers: 
 
 def test_every_state_goes_on_alike_and_may_change_hands(sample: Samples) -> None:
     """Loader to stream and back, with weights that change on the way; each time through JSON and pickle."""
-    first, second = mixture_of(sample), mixture_of(sample, "letters=2", "*-long*=0.5")
+    first, second = (
+        mixture_of(sample),
+        mixture_of(sample, "letters=2", "*-long*=0.5"),
+    )  # whose weights count for nothing
     options: dict[str, Any] = {"batch_rows": BATCH_ROWS, "seed": SEED}
     with MixedLoader(first, transforms=transforms(), **options) as loader:
         for _ in range(7):
             next(loader)
+        loader.change_weights({"letters:rest": 5.0})
         state = loader.state_dict()
     stream = RowStream(second, batched=True, transforms=transforms(), **options)
     stream.load_state_dict(json.loads(json.dumps(state)))

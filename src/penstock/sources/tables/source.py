@@ -39,7 +39,7 @@ from penstock.sources.tables.text import add_text_rows, described, line_limit, o
 
 __all__ = ["TableOptions", "TablesSource"]
 
-RULES_VERSION = 1
+RULES_VERSION = 2
 DEFAULT_MAX_DOCUMENT_BYTES = 16 * 2**20
 # Streams kept open between units, per process: one per reader that is at work, and a file's end is met only by one.
 MAX_OPEN_CURSORS = 4
