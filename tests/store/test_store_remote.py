@@ -685,47 +685,6 @@ def test_a_mixture_calls_a_store_by_its_url(url: str) -> None:
         assert source["store"] == url
 
 
-def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None:
-    """The child has the descriptors of all locks that the parent's threads hold just then."""
-    with open_remote(url) as store:
-        entry = store.manifest.segments[0]
-        read, write = os.pipe()
-        with mirror.Mirror(url)._locked(mirror.tokens_name(entry)):
-            child = os.fork()
-            if child == 0:
-                os.close(write)
-                os.read(read, 1)
-                os._exit(0)
-        try:
-            with mirror._flock_if_free(store.path / "locks" / f"{SEGMENTS}:{entry.name}.tokens") as descriptor:
-                assert descriptor is not None
-        finally:
-            os.close(write)
-            os.close(read)
-            os.waitpid(child, 0)
-
-
-def test_a_fork_during_a_visit_does_not_go_on_with_it(url: str) -> None:
-    """Others would wait for its room as long as the child lives."""
-    with open_remote(url) as store:
-        entry = store.manifest.segments[0]
-        read, write = os.pipe()
-        visit = mirror.Mirror(url).fetch_segment(entry, release=lambda: False, is_visit=True)
-        child = os.fork()
-        if child == 0:
-            os.close(write)
-            os.read(read, 1)
-            os._exit(0)
-        mirror.unlock(visit)
-        try:
-            with mirror._flock_if_free(store.path / "locks" / f"visit:{entry.name}.tokens") as descriptor:
-                assert descriptor is not None
-        finally:
-            os.close(write)
-            os.close(read)
-            os.waitpid(child, 0)
-
-
 @contextlib.contextmanager
 def sleeping_fork() -> Iterator[None]:
     """A forked process that lives as long as the block."""
@@ -741,6 +700,27 @@ def sleeping_fork() -> Iterator[None]:
         os.close(write)
         os.close(read)
         os.waitpid(child, 0)
+
+
+def test_a_fork_while_segments_are_fetched_takes_no_lock_along(url: str) -> None:
+    """The child has the descriptors of all locks that the parent's threads hold just then."""
+    with open_remote(url) as store, contextlib.ExitStack() as forked:
+        entry = store.manifest.segments[0]
+        with mirror.Mirror(url)._locked(mirror.tokens_name(entry)):
+            forked.enter_context(sleeping_fork())
+        with mirror._flock_if_free(store.path / "locks" / f"{SEGMENTS}:{entry.name}.tokens") as descriptor:
+            assert descriptor is not None
+
+
+def test_a_fork_during_a_visit_does_not_go_on_with_it(url: str) -> None:
+    """Others would wait for its room as long as the child lives."""
+    with open_remote(url) as store:
+        entry = store.manifest.segments[0]
+        visit = mirror.Mirror(url).fetch_segment(entry, release=lambda: False, is_visit=True)
+        with sleeping_fork():
+            mirror.unlock(visit)
+            with mirror._flock_if_free(store.path / "locks" / f"visit:{entry.name}.tokens") as descriptor:
+                assert descriptor is not None
 
 
 def is_kept(store: RemoteStore, number: int) -> bool:

@@ -289,8 +289,7 @@ class _Batches:
 def _is_of_all(error: BaseException) -> bool:
     """Whether an error is no single batch's: a server that doesn't answer, a full disk. Each further try takes as long
     as the first, minutes perhaps."""
-    is_of_one = isinstance(error, DamagedStoreError)
-    return isinstance(error, StoreError | DiskError | Cancelled) and not is_of_one
+    return isinstance(error, StoreError | DiskError | Cancelled) and not isinstance(error, DamagedStoreError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
-from functools import cached_property, partial
+from contextlib import closing
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -116,32 +117,24 @@ class RemoteStore(Store):
 
     def visit(self, number: int, read: Callable[[Segment], None], *, is_cancelled: Callable[[], bool]) -> None:
         """See `Store`: fetched unless it is here, and kept here until it is read; a damaged copy is replaced once."""
-        # A lock and a map of its own: what this store has open may be let go of by any thread that needs its room.
         entry = self.manifest.segments[number]
-        fetch = partial(
-            self._mirror.fetch_segment, entry, release=self._release_one, is_visit=True, is_cancelled=is_cancelled
-        )
-        if not self._is_read(number, read, fetch(), may_be_damaged=True):
+        for may_be_damaged in (True, False):
+            # A lock and a map of its own: what this store has open may be let go of by any thread that needs its room.
+            lock = self._mirror.fetch_segment(
+                entry, release=self._release_one, is_visit=True, is_cancelled=is_cancelled
+            )
+            try:
+                with closing(self._mapped_segment(number)) as segment:
+                    read(segment)
+                return
+            except DamagedStoreError:
+                if not may_be_damaged:
+                    raise
+            finally:
+                unlock(lock)
             with self._opening:
                 self._let_go(number)
                 self._mirror.forget(entry)
-            self._is_read(number, read, fetch(), may_be_damaged=False)
-
-    def _is_read(self, number: int, read: Callable[[Segment], None], lock: int, *, may_be_damaged: bool) -> bool:
-        """Whether a segment that `lock` keeps here was read, and not damaged."""
-        try:
-            segment = self._mapped_segment(number)
-            try:
-                read(segment)
-            finally:
-                segment.close()
-        except DamagedStoreError:
-            if not may_be_damaged:
-                raise
-            return False
-        finally:
-            unlock(lock)
-        return True
 
     def read(self, segment: int, offset: int, length: int) -> npt.NDArray[Any]:
         """Checked tokens of a span, as a read-only view; where the local copy is damaged, of a fresh one."""
